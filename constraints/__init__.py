@@ -1,0 +1,1 @@
+"""What must hold and what it costs: decisions, rules, terms and their plain evaluation. No solver in here."""

@@ -1,0 +1,193 @@
+"""Whether a plan obeys the rules: every law that it breaks, why, and what would mend it. No solver in here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.placement import PlacementError
+from mbsolve.constraints.rule import Kind, Rule, Source
+from mbsolve.constraints.rules.catalogue import RULES
+from mbsolve.constraints.rules.repair import repairs, rule_reads
+from mbsolve.constraints.rules.upstream import CONFIG, megatron
+from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
+
+__all__ = [
+    "Finding",
+    "Normalised",
+    "Repair",
+    "Verdict",
+    "Violation",
+    "check",
+    "undecided",
+    "violations",
+    "warnings",
+]
+
+
+class Repair(BaseModel):
+    """A change after which one rule would hold: fields of the plan or the job, and a text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    set: dict[str, Any]
+    text: str
+
+
+class Finding(BaseModel):
+    """What a rule says about a plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: str
+    because: str
+    source: str
+
+
+class Violation(Finding):
+    """A broken law."""
+
+    repairs: tuple[Repair, ...] = ()
+
+
+class Normalised(BaseModel):
+    """A field that the stack would change by itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    field: str
+    was: Any
+    now: Any
+    rule: str
+
+
+class Verdict(BaseModel):
+    """The answer to ``check``.
+
+    Parameters
+    ----------
+    legal : whether no law is broken.
+    fits : whether the memory suffices; None when it was not computed.
+    verdict : in a word; ``undecided`` when a rule needs a size that is unknown.
+    completed : fields that were absent, with the values that defaults gave them.
+    evaluation : what the plan costs, when it is legal.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    legal: bool
+    fits: bool | None = None
+    verdict: Literal["feasible", "infeasible", "oom", "undecided"]
+    violations: tuple[Violation, ...] = ()
+    normalised: tuple[Normalised, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    completed: dict[str, Any] = Field(default_factory=dict)
+    evaluation: Any | None = None
+
+
+# Lists of names become one switch for each known name, so an unknown name is seen here or never.
+SPELLINGS: dict[str, tuple[str, tuple[str, ...], Source]] = {
+    "recompute_modules": ("recompute-modules-values", RECOMPUTE_MODULES, megatron(f"{CONFIG}:1960")),
+    "fine_grained_offload_modules": (
+        "fg-offload-modules-values",
+        OFFLOAD_MODULES,
+        megatron(f"{CONFIG}:2145"),
+    ),
+    "cuda_graph_scope": (
+        "cg-modules-values",
+        GRAPH_SCOPES,
+        megatron("megatron/core/transformer/cuda_graph_config.py:57"),
+    ),
+}
+
+
+def check(
+    job: Job,
+    plan: Plan,
+    *,
+    unknown: Collection[str] = (),
+    completed: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """Judge a plan by the rules alone: memory is not looked at, so ``fits`` and ``evaluation`` stay None.
+
+    A plan that breaks no law is ``feasible``, or ``undecided`` if a law reads something unknown.
+    """
+    found = violations(job, plan, unknown=unknown)
+    open_laws = undecided(job, unknown)
+    return Verdict(
+        legal=not found,
+        verdict="infeasible" if found else "undecided" if open_laws else "feasible",
+        violations=found,
+        warnings=warnings(job, plan, unknown=unknown),
+        completed=dict(completed or {}),
+    )
+
+
+def violations(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Violation, ...]:
+    """Return every law of the job's target that the plan breaks, in the order of the catalogue.
+
+    Parameters
+    ----------
+    unknown
+        Decisions and sizes of the job (``gpus``, ``gbs``, ``seq_len``) whose values in ``job`` and ``plan`` are
+        only placeholders. A rule that reads one is not judged; see `undecided`.
+    """
+    found = [*_misspelt(plan)]
+    for rule, because in _broken(job, plan, "hard", unknown):
+        mends = tuple(Repair(set=fields, text=text) for fields, text in repairs(rule, job, plan))
+        found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=mends))
+    return tuple(found)
+
+
+def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Finding, ...]:
+    """Return what the plan does without use."""
+    return tuple(
+        Finding(rule=rule.id, because=because, source=str(rule.source))
+        for rule, because in _broken(job, plan, "warning", unknown)
+    )
+
+
+def undecided(job: Job, unknown: Collection[str]) -> tuple[str, ...]:
+    """Return the ids of the laws of the job's target that read something unknown."""
+    ids = [rule.id for rule in _laws(job, "hard") if rule_reads(rule) & set(unknown)]
+    return tuple(dict.fromkeys(ids))
+
+
+def _laws(job: Job, kind: Kind) -> Iterator[Rule]:
+    return (rule for rule in RULES if rule.kind == kind and (not rule.targets or job.target in rule.targets))
+
+
+def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Iterator[tuple[Rule, str]]:
+    """Yield broken rules with their reason; of a family that shares an id, each broken member."""
+    values = plan.values()
+    if values["mbs"] > 0:
+        values |= derive(job, values)
+    else:
+        values |= {"dp": 1, "edp": 1, "microbatches": 1}
+    for rule in _laws(job, kind):
+        if rule_reads(rule) & set(unknown):
+            continue
+        try:
+            if not rule.holds(job.facts, values):
+                yield rule, rule.clause(job.facts, values)
+        except PlacementError as error:
+            yield rule, str(error)
+
+
+def _misspelt(plan: Plan) -> Iterator[Violation]:
+    for field, (id, known, source) in SPELLINGS.items():
+        names: tuple[str, ...] = getattr(plan, field)
+        wrong = [name for name in names if name not in known]
+        if not wrong:
+            continue
+        right = tuple(name for name in names if name in known)
+        yield Violation(
+            rule=id,
+            because=f"{field} has {', '.join(wrong)}, but the known names are {', '.join(known)}",
+            source=str(source),
+            repairs=(Repair(set={field: right}, text=f"Drop {', '.join(wrong)} from {field}."),),
+        )

@@ -1,0 +1,99 @@
+"""The documentation of the rules, made from the rules: ``python -m mbsolve.constraints.docs`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from mbsolve.constraints.check import SPELLINGS
+from mbsolve.constraints.rule import Rule
+from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "constraints.md"
+
+HEAD = """# The rules
+
+Made by `python -m mbsolve.constraints.docs`; do not edit. The order is that of `constraints/rules/catalogue.py`.
+A rule is one function; its parameters are its scope. Line numbers in Megatron-LM are of commit `d98e8a64`, in
+Megatron-Bridge of commit `067f987d`.
+"""
+
+OURS_HEAD = """
+## Ids of our own
+
+"""
+
+SPELLING_HEAD = """
+## Names in lists
+
+"""
+
+CANONICAL_HEAD = """
+## One plan for each run
+
+No laws: `check` never reports them. The solver adds them so that it does not search the same run twice. One is left
+out when the user has fixed a decision that it forbids.
+
+"""
+
+NOT_HERE = """
+## What is not a rule here
+
+The validators upstream check more than this. Left out are conditions on:
+
+- what the launcher writes by itself: environment variables, the random-number tracker of CUDA graphs, the NaN check,
+  warm-up counts, optimizer and data-set options, `fg-offload-modules-nonempty`, `main_grads_dtype`;
+- versions of PyTorch, Transformer Engine and DeepEP, and installed packages;
+- features that no decision or setting here turns on: FSDP, fine-tuning, packed sequences, expert capacity, generalized
+  TP, hierarchical and hybrid context parallelism, gated delta nets, FP16;
+- what another rule implies: `fg-offload-graph-moe-scope` (scope `moe` is refused anyway), `pao-dtypes-exp-avg-sq`
+  (both moments have one format), `vpp-asymmetric-allowed` (`vpp-divides-stage-layers`).
+"""
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _scope(rules: list[Rule]) -> str:
+    """Return the names of a rule; of a family, what its members share and what they do not."""
+    shared = [name for name in rules[0].scope if all(name in rule.scope for rule in rules)]
+    own = [name for rule in rules for name in rule.scope if name not in shared]
+    each = f"each of {', '.join(map(_code, own))}" if own else ""
+    return ", ".join(part for part in (*map(_code, shared), each, *rules[0].facts) if part)
+
+
+def _table(rules: Iterable[Rule], *, sources: bool = True) -> str:
+    lines = ["| id | rule | scope |" + (" source |" if sources else "")]
+    lines.append("|---|---|---|" + ("---|" if sources else ""))
+    for id, family in groupby(rules, key=lambda rule: rule.id):
+        members = list(family)
+        first = members[0]
+        words = first.text.replace("|", "\\|") + (f" ({first.kind})" if first.kind != "hard" else "")
+        row = f"| {_code(id)} | {words} | {_scope(members)} |"
+        lines.append(row + (f" {first.source} |" if sources else ""))
+    return "\n".join(lines) + "\n"
+
+
+def rules_table() -> str:
+    """Return the page of the rules in Markdown."""
+    ours = "".join(f"- {_code(id)}: {reason}.\n" for id, reason in OURS.items())
+    spellings = "".join(
+        f"- {_code(id)}: `{field}` has only the names {', '.join(map(_code, known))} ({source}).\n"
+        for field, (id, known, source) in SPELLINGS.items()
+    )
+    return "".join(
+        (
+            f"{HEAD}\n{_table(RULES)}",
+            f"{OURS_HEAD}{ours}",
+            f"{SPELLING_HEAD}{spellings}",
+            f"{CANONICAL_HEAD}{_table(CANONICAL, sources=False)}",
+            NOT_HERE,
+        )
+    )
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(rules_table(), encoding="utf-8")

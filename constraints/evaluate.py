@@ -1,0 +1,255 @@
+"""The plain evaluation of one plan: every term called once, no table and no solver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
+from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.memory.device import reserved_permille
+from mbsolve.constraints.moments import COLUMN, Moments, all_moments
+from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
+from mbsolve.constraints.quantise import PERMILLE
+from mbsolve.constraints.rule import Row, Term
+from mbsolve.constraints.terms import TERMS
+from mbsolve.constraints.time.step import StagePass, Step, step_of
+from mbsolve.constraints.vocabulary import Plan
+from mbsolve.models.counts import flops_per_token
+
+# Whole-step error to expect of a plan, from the reference's cross-validation (docs/accuracy.md).
+DENSE_ERROR, MOE_ERROR = 0.06, 0.11
+
+
+@dataclass
+class Priced:
+    """A plan with the value of every term: seconds or bytes for one count."""
+
+    job: Job
+    plan: Plan
+    values: dict[str, Any]
+    terms: dict[Row, list[tuple[Term, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    def total(self, row: Row, counts: dict[str, int]) -> float:
+        """The sum of a row under the given counts."""
+        return sum(value * counts[t.per] for t, value in self.terms[row])
+
+
+def priced(job: Job, plan: Plan, terms: Iterable[Term] = TERMS) -> Priced:
+    """Call every term once."""
+    flat = plan.values()
+    flat |= derive(job, flat)
+    out = Priced(job, plan, flat)
+    for t in terms:
+        out.terms[t.row].append((t, float(t.call(job.facts, flat))))
+    return out
+
+
+def replay_of(plan: Plan) -> Replay:
+    """Which layers the plan checkpoints whole or offloads."""
+    full = plan.recompute_granularity == "full"
+    return Replay(
+        (plan.recompute_method or "none") if full else "none",
+        (plan.recompute_num_layers or 1) if full else 0,
+        plan.activation_offload_layers,
+    )
+
+
+def rank_counts(job: Job, plan: Plan) -> list[dict[str, int]]:
+    """Counts of every pipeline rank."""
+    flat = plan.values()
+    stages = virtual_stages(job.model, plan.pp, plan.vpp, flat["split"])
+    return [stage_counts(chunks_of(stages, plan.pp, r), plan.pp, replay_of(plan)) for r in range(plan.pp)]
+
+
+def stage_pass(p: Priced, counts: dict[str, int]) -> StagePass:
+    """Seconds of one micro-batch on one rank."""
+    return StagePass(
+        p.total("forward_device", counts),
+        p.total("forward_host", counts),
+        p.total("backward_device", counts),
+        p.total("backward_host", counts),
+        p.total("transfer", counts),
+    )
+
+
+def step_parts(p: Priced) -> tuple[Step, list[StagePass]]:
+    """The step of a priced plan and the pass of each pipeline rank."""
+    passes = [stage_pass(p, c) for c in rank_counts(p.job, p.plan)]
+    once = {"one": 1}
+    step = step_of(
+        p.job,
+        p.plan.pp,
+        p.plan.vpp,
+        p.values["microbatches"],
+        passes,
+        p.total("grad_reduce", once),
+        p.total("param_gather", once),
+        p.total("tail", once),
+    )
+    return step, passes
+
+
+def plan_moments(job: Job, plan: Plan) -> tuple[Moments, ...]:
+    """The moments of every pipeline rank of a plan."""
+    flat = plan.values()
+    sizes = derive(job, flat)
+    return all_moments(
+        job.model, plan.pp, plan.vpp, flat["split"], replay_of(plan), sizes["microbatches"], plan.ep_overlap
+    )
+
+
+def _memory_vector(p: Priced, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    index = np.array([COLUMN[t.per] for t, _ in p.terms[row]], np.int64)
+    return index, np.array([v for _, v in p.terms[row]], float)
+
+
+def stage_memory(p: Priced, moments: Moments) -> StageMemory:
+    """Device memory of one rank: its fullest moment, and the state between steps."""
+    index, value = _memory_vector(p, "device_bytes")
+    parts = moments.counts[:, index] * value
+    totals = parts.sum(axis=1)
+    peak = int(totals.argmax())
+    rest = moments.counts[:, COLUMN["at_rest"]] * (1 - moments.counts[:, COLUMN["at_optimizer"]])
+    between = float(totals[rest.astype(bool)].max())
+    allocated = float(totals[peak])
+    reserved = allocated * reserved_permille() / PERMILLE
+    context = p.total("context_bytes", {"one": 1})
+    terms = tuple(
+        TermValue(name=t.name, bytes=float(b), stage=moments.rank, source=str(t.source))
+        for (t, _), b in zip(p.terms["device_bytes"], parts[peak], strict=True)
+        if b
+    )
+    return StageMemory(
+        stage=moments.rank,
+        between_bytes=between,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_device_bytes=reserved + context,
+        peak_moment=moments.labels[peak],
+        terms=terms,
+    )
+
+
+def host_bytes(p: Priced) -> float:
+    """Pinned host memory of the fullest node: every rank of the node taken to be on the fullest stage."""
+    index, value = _memory_vector(p, "host_bytes")
+    if not len(index):
+        return 0.0
+    fullest = max(float((m.counts[:, index] * value).sum(axis=1).max()) for m in plan_moments(p.job, p.plan))
+    return fullest * min(p.job.gpus_per_node, p.job.gpus)
+
+
+def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
+    """The step as named seconds: the slowest stage's terms, scaled so that they add up to the step.
+
+    Device and host time of a pass overlap; each term gets its share of what the pass really takes (the
+    tangent that is active), so a host launch that hides behind the device counts for nothing.
+    """
+    out: list[TermValue] = []
+    counts = rank_counts(p.job, p.plan)[step.slowest]
+    work = passes[step.slowest]
+    microbatches = p.values["microbatches"]
+    found: dict[str, list[Any]] = {}
+    for device, host, total in (
+        ("forward_device", "forward_host", work.forward),
+        ("backward_device", "backward_host", work.backward),
+    ):
+        sums = {row: p.total(row, counts) for row in (device, host)}  # type: ignore[arg-type]
+        shares = _shares(sums[device], sums[host], total)
+        for row, share in zip((device, host), shares, strict=True):
+            for t, value in p.terms[row]:  # type: ignore[index]
+                seconds = value * counts[t.per] * share * microbatches
+                if seconds:
+                    entry = found.setdefault(t.name, [0.0, str(t.source)])
+                    entry[0] += seconds
+    out += [TermValue(name=n, seconds=s, stage=step.slowest, source=src) for n, (s, src) in found.items()]
+    if work.transfer:
+        out.append(
+            TermValue(
+                name="pipeline.transfer",
+                seconds=work.transfer * microbatches,
+                stage=step.slowest,
+                source="exposed share of stage-to-stage transfers",
+            )
+        )
+    for name, seconds in (
+        ("pipeline.bubble", step.bubble),
+        ("dp.grad_reduce_exposed", step.grad_reduce),
+        ("dp.param_gather_exposed", step.param_gather),
+    ):
+        if seconds:
+            out.append(TermValue(name=name, seconds=seconds, source="constraints/time/step.py"))
+    out += [
+        TermValue(name=t.name, seconds=value, source=str(t.source)) for t, value in p.terms["tail"] if value
+    ]
+    return tuple(out)
+
+
+def _shares(device: float, host: float, total: float) -> tuple[float, float]:
+    """How much of a second of device and of host work counts, given what the pass takes."""
+    from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS
+
+    a, b = max(TANGENTS, key=lambda t: t[0] * device + t[1] * host)
+    reached = (a * device + b * host) / SOFT_SCALE
+    scale = total / reached if reached else 0.0
+    return a / SOFT_SCALE * scale, b / SOFT_SCALE * scale
+
+
+@lru_cache(maxsize=4096)
+def evaluate(job: Job, plan: Plan) -> Evaluation:
+    """Step time and memory of a plan, in floating point.
+
+    Parameters
+    ----------
+    job, plan : what is trained and how; the plan should be legal (`check.violations` is empty).
+
+    Returns
+    -------
+    Evaluation
+        seconds and bytes; its time terms add up to ``step_seconds``, and the terms of each stage to that
+        stage's ``peak_allocated_bytes``.
+
+    Raises
+    ------
+    PlacementError
+        if the layers do not fit the pipeline split.
+    """
+    p = priced(job, plan)
+    step, passes = step_parts(p)
+    stages = tuple(stage_memory(p, m) for m in plan_moments(job, plan))
+    peak = max(s.peak_device_bytes for s in stages)
+    tokens = job.gbs * job.seq_len
+    rate = tokens / step.seconds / job.gpus
+    flops = flops_per_token(job.model, job.seq_len) * rate
+    return Evaluation(
+        step_seconds=step.seconds,
+        tokens_per_second_per_gpu=rate,
+        tflops_per_gpu=flops / 1e12,
+        mfu=flops / job.machine.matrix_flops["bf16"],
+        error_bar=MOE_ERROR if job.model.is_moe else DENSE_ERROR,
+        terms=time_terms(p, step, passes),
+        stages=stages,
+        host_bytes_per_node=host_bytes(p),
+        headroom_bytes=job.machine.hbm_bytes - peak,
+        microbatches=p.values["microbatches"],
+        grids=Grids(
+            dense=(plan.tp, plan.cp, p.values["dp"], plan.pp),
+            expert=(plan.etp, plan.ep, p.values["edp"], plan.pp),
+        ),
+    )
+
+
+def fits(job: Job, evaluation: Evaluation) -> dict[str, bool]:
+    """Whether the device and the host hold the plan, by budget rule id."""
+    limit = job.machine.hbm_bytes * (1 - job.margin)
+    return {
+        "hbm-capacity": evaluation.worst_stage.peak_device_bytes <= limit,
+        "host-ram-capacity": evaluation.host_bytes_per_node <= job.machine.host_ram_bytes_per_node,
+    }

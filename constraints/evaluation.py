@@ -1,0 +1,78 @@
+"""What a plan costs, as data: the shape of every evaluation that leaves the library."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TermValue(_Data):
+    """One named cost. Exactly one of ``seconds`` and ``bytes`` is set.
+
+    ``stage`` is the pipeline rank it was taken on; absent for costs of the whole step.
+    """
+
+    name: str
+    seconds: float | None = None
+    bytes: float | None = None
+    stage: int | None = None
+    source: str = ""
+
+
+class StageMemory(_Data):
+    """Device memory of one pipeline rank, in bytes.
+
+    ``peak_device_bytes`` is what the driver sees: the reserved estimate, the context and the communicators.
+    """
+
+    stage: int
+    between_bytes: float
+    peak_allocated_bytes: float
+    peak_reserved_bytes: float
+    peak_device_bytes: float
+    peak_moment: str
+    terms: tuple[TermValue, ...]
+
+
+class Grids(_Data):
+    """Sizes of the two rank grids, innermost first."""
+
+    dense: tuple[int, int, int, int]
+    expert: tuple[int, int, int, int]
+
+
+class Evaluation(_Data):
+    """Time and memory of one plan, in floating point.
+
+    Parameters
+    ----------
+    step_seconds : one optimizer step.
+    tflops_per_gpu, mfu : model FLOPs in the stack's own counting (3 x forward, recompute never counted).
+    error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
+    terms : time terms; they add up to ``step_seconds``.
+    host_bytes_per_node : pinned host memory that the plan's offloads need on the fullest node.
+    headroom_bytes : device memory left on the fullest rank after its peak (the margin not subtracted).
+    """
+
+    schema_version: Literal[1] = 1
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    error_bar: float
+    terms: tuple[TermValue, ...]
+    stages: tuple[StageMemory, ...]
+    host_bytes_per_node: float
+    headroom_bytes: float
+    microbatches: int
+    grids: Grids
+
+    @property
+    def worst_stage(self) -> StageMemory:
+        """The pipeline rank with the highest peak."""
+        return max(self.stages, key=lambda s: s.peak_device_bytes)

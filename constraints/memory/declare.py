@@ -1,0 +1,202 @@
+"""One declaration of a saved tensor, and the terms that follow from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from mbsolve.constraints.memory.constants import constant
+from mbsolve.constraints.memory.sizes import Value, either, flag, operand_factor
+from mbsolve.constraints.rule import FACTS, Row, Source, Term
+from mbsolve.models.card import Model
+
+Bytes = Callable[..., Any]
+Half = Literal["attention", "dense", "moe", "unit", "mtp", "head", "logits"]
+
+
+@lru_cache(maxsize=1024)
+def names_of(fn: Bytes) -> tuple[str, ...]:
+    """Facts and decisions that a function names."""
+    return tuple(inspect.signature(fn).parameters)
+
+
+def ask(fn: Bytes, values: Mapping[str, Any]) -> Value:
+    """Call a function with those values that it names."""
+    return fn(**{name: values[name] for name in names_of(fn)})
+
+
+def composed(text: str, needs: Iterable[str], body: Callable[[Mapping[str, Any]], Value]) -> Bytes:
+    """A function of the given facts and decisions, for `Term`: its signature lists them, facts first."""
+    wanted = dict.fromkeys(needs)
+    ordered = [n for n in FACTS if n in wanted] + [n for n in wanted if n not in FACTS]
+
+    def fn(**values: Any) -> Value:
+        return body(values)
+
+    fn.__doc__ = text
+    fn.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in ordered]
+    )
+    return fn
+
+
+def nothing() -> float:
+    """No bytes."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Undo:
+    """How one recompute module changes a saved tensor.
+
+    Parameters
+    ----------
+    module : name in ``vocabulary.RECOMPUTE_MODULES``.
+    only : the kind of attention for which it holds; None means both.
+    kept : bytes that stay all the same.
+    remade : bytes that the backward pass makes again; None means the whole tensor.
+    """
+
+    module: str
+    only: Literal["gqa", "mla"] | None = None
+    kept: Bytes = nothing
+    remade: Bytes | None = None
+
+    def applies(self, model: Model) -> bool:
+        """Whether the module acts on the tensor in this model."""
+        return self.only is None or self.only == model.attention
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor kept from the forward to the backward pass.
+
+    Parameters
+    ----------
+    name : dotted name, ``saved.<half>.<tensor>``.
+    half : what saves it; the term is multiplied by the count ``live_<half>``.
+    fn : bytes of one micro-batch in bf16, a function of facts and shape decisions.
+    recomputed_by : recompute modules that act on it; a later one wins over an earlier one.
+    offloaded_by : fine-grained offload modules that send it to the host. Recompute wins over offload.
+    offload_only : the kind of attention for which those modules act; None means both.
+    quantised : whether it is the operand of a matrix product, saved in the job's precision.
+    """
+
+    name: str
+    half: Half
+    fn: Bytes
+    source: Source
+    recomputed_by: tuple[Undo, ...] = ()
+    offloaded_by: tuple[str, ...] = ()
+    offload_only: Literal["gqa", "mla"] | None = None
+    quantised: bool = False
+
+    @property
+    def text(self) -> str:
+        """First line of the function's docstring."""
+        return (self.fn.__doc__ or "").strip().splitlines()[0]
+
+    def size(self, values: Mapping[str, Any]) -> Value:
+        """Bytes when nothing is recomputed or offloaded."""
+        scale = operand_factor(values["job"]) if self.quantised else 1.0
+        return ask(self.fn, values) * scale
+
+    @property
+    def size_needs(self) -> tuple[str, ...]:
+        """Facts and decisions of `size`."""
+        return ("job", "model", *names_of(self.fn))
+
+    @property
+    def fate_needs(self) -> tuple[str, ...]:
+        """Facts and decisions of `fate`."""
+        needs = list(self.size_needs)
+        for undo in self.recomputed_by:
+            needs += names_of(undo.kept)
+            needs += names_of(undo.remade) if undo.remade else ()
+        features = [f"recompute_{u.module}" for u in self.recomputed_by]
+        return (*needs, *features, *(f"offload_{m}" for m in self.offloaded_by))
+
+    def fate(self, values: Mapping[str, Any]) -> tuple[Value, Value, Value]:
+        """Bytes (kept on the device, brought back for the backward pass, held by the host)."""
+        size = self.size(values)
+        kept: Value = size
+        remade: Value = 0.0
+        undone: Value = 0.0
+        for undo in self.recomputed_by:
+            if not undo.applies(values["model"]):
+                continue
+            on = flag(values[f"recompute_{undo.module}"])
+            again = size if undo.remade is None else ask(undo.remade, values)
+            kept = np.where(on > 0, ask(undo.kept, values), kept)
+            remade = np.where(on > 0, again, remade)
+            undone = either(undone, on)
+        if not self.offloaded_by or self.offload_only not in (None, values["model"].attention):
+            return kept, remade, np.multiply(size, 0.0)
+        away = either(*(values[f"offload_{m}"] for m in self.offloaded_by)) * (1 - undone)
+        return kept * (1 - away), remade + size * away, size * away
+
+    def terms(self) -> tuple[Term, ...]:
+        """The terms of the tensor: kept, brought back, the pool of a captured iteration, on the host."""
+        group, rest = self.name.split(".", 1)
+        per = f"live_{self.half}"
+        extra = constant("graph_pool_extra")
+
+        def pooled(values: Mapping[str, Any]) -> Value:
+            captured = np.asarray(values["cuda_graph_impl"]) == "full_iteration"
+            return self.fate(values)[0] * captured * extra
+
+        def made(name: str, row: Row, count: str, text: str, body: Any, *more: str) -> Term:
+            fn = composed(f"{self.text} ({text})", (*self.fate_needs, *more), body)
+            return Term(fn=fn, source=self.source, name=name, row=row, per=count)
+
+        out = [
+            made(f"{group}.{rest}", "device_bytes", per, "kept for backward", lambda v: self.fate(v)[0]),
+            made(
+                f"graph_pool.{rest}",
+                "device_bytes",
+                per,
+                "second copy in the graph",
+                pooled,
+                "cuda_graph_impl",
+            ),
+        ]
+        if self.recomputed_by or self.offloaded_by:
+            again = f"at_backward_{self.half}"
+            out.append(
+                made(f"remade.{rest}", "device_bytes", again, "back for backward", lambda v: self.fate(v)[1])
+            )
+        if self.offloaded_by:
+            out.append(made(f"offloaded.{rest}", "host_bytes", per, "on the host", lambda v: self.fate(v)[2]))
+        return tuple(out)
+
+
+def saved(
+    name: str,
+    half: Half,
+    *,
+    source: Source,
+    recomputed_by: tuple[Undo, ...] = (),
+    offloaded_by: tuple[str, ...] = (),
+    offload_only: Literal["gqa", "mla"] | None = None,
+    quantised: bool = False,
+) -> Callable[[Bytes], SavedTensor]:
+    """Declare a function of facts and shape decisions as a saved tensor."""
+
+    def declare(fn: Bytes) -> SavedTensor:
+        return SavedTensor(
+            name=f"saved.{half}.{name}",
+            half=half,
+            fn=fn,
+            source=source,
+            recomputed_by=recomputed_by,
+            offloaded_by=offloaded_by,
+            offload_only=offload_only,
+            quantised=quantised,
+        )
+
+    return declare

@@ -1,0 +1,103 @@
+"""Buffers of captured graphs and of the expert-parallel communication libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.sizes import BF16, Value, either
+from mbsolve.constraints.rule import Term, term
+from mbsolve.models.card import Model
+
+_STATIC = source_of("graph_static_tensors")
+
+
+def _static(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value, impl: Value
+) -> Value:
+    """Static input and output of one captured piece, where pieces are captured."""
+    name = np.asarray(impl)
+    scoped = (name == "local") | (name == "transformer_engine")
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    return constant("graph_static_tensors") * kept * scoped
+
+
+@term("graph_static.attention", row="device_bytes", per="live_attention", source=_STATIC)
+def attention_static(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_attn: Value,
+    graph_mlp: Value,
+    graph_moe: Value,
+    graph_moe_router: Value,
+    graph_moe_preprocess: Value,
+) -> Value:
+    """Static input and output of a captured attention, or of a layer captured whole (no scope named)."""
+    named = either(graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
+    captured = either(graph_attn, 1 - named)
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * captured
+
+
+@term("graph_static.dense", row="device_bytes", per="live_dense", source=_STATIC)
+def dense_static(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_mlp: Value,
+) -> Value:
+    """Static input and output of a captured dense FFN."""
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mlp)
+
+
+@term("graph_static.moe", row="device_bytes", per="live_moe", source=_STATIC)
+def moe_static(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_moe: Value,
+    graph_moe_router: Value,
+) -> Value:
+    """Static input and output of a captured MoE layer or router."""
+    captured = either(graph_moe, graph_moe_router)
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * captured
+
+
+@term("buffer.hybridep", row="device_bytes", per="has_moe", source=source_of("hybridep_buffers"))
+def hybridep(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    ep: Value,
+    dispatcher: Value,
+) -> Value:
+    """HybridEP buffers: room for the tokens of every rank of the group, for dispatch and for combine."""
+    shard = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel)
+    used = (np.asarray(dispatcher) == "hybridep") & (np.asarray(ep) > 1)
+    return constant("hybridep_buffers") * shard * ep * model.hidden_size * BF16 * used
+
+
+@term("buffer.deepep", row="device_bytes", per="has_moe", source=source_of("deepep_buffer"))
+def deepep(ep: Value, dispatcher: Value) -> Value:
+    """DeepEP communication buffer."""
+    return constant("deepep_buffer") * ((np.asarray(dispatcher) == "deepep") & (np.asarray(ep) > 1))
+
+
+GRAPH_TERMS: tuple[Term, ...] = (attention_static, dense_static, moe_static, hybridep, deepep)

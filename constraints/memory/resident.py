@@ -1,0 +1,132 @@
+"""What a rank holds for each parameter: the weight, its gradient and its optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.declare import composed
+from mbsolve.constraints.memory.shards import BLOCKS, Block
+from mbsolve.constraints.memory.sizes import BF16, FP32, Value, flag
+from mbsolve.constraints.rule import Row, Source, Term
+from mbsolve.hardware.card import Machine
+
+_LM = "NVIDIA/Megatron-LM"
+_SEEN = "; H200 one-rank training step, 2026-11-30"
+BUFFER = Source(_LM, "megatron/core/distributed/param_and_grad_buffer.py" + _SEEN)
+OPTIMIZER = Source(_LM, "megatron/core/optimizer/distrib_optimizer.py" + _SEEN)
+
+# Recipes under which the precision-aware optimizer keeps 2-byte remainders instead of fp32 masters.
+_REMAINDERS = ("bf16", "fp8_delayed")
+
+
+def _per_block(
+    group: str,
+    row: Row,
+    source: Source,
+    text: str,
+    body: Callable[[Block, Mapping[str, Any]], Value],
+    *more: str,
+    shards: bool = False,
+    step: bool = False,
+    blocks: tuple[Block, ...] = BLOCKS,
+) -> tuple[Term, ...]:
+    """One term for each block of parameters."""
+
+    def one(block: Block) -> Term:
+        needs = ("job", *(block.shard_needs if shards else block.needs), *more)
+        fn = composed(f"{text} of {block.name}", needs, lambda v: body(block, v))
+        per = f"step_{block.per}" if step else block.per
+        return Term(fn=fn, source=source, name=f"{group}.{block.name}", row=row, per=per)
+
+    return tuple(one(b) for b in blocks)
+
+
+def per_shard(
+    group: str,
+    row: Row,
+    source: Source,
+    text: str,
+    each: Callable[[Mapping[str, Any]], Value],
+    *more: str,
+    step: bool = False,
+) -> tuple[Term, ...]:
+    """One term for each block: optimizer shard elements times bytes for each."""
+    return _per_block(
+        group, row, source, text, lambda b, v: b.shard(v) * each(v), *more, shards=True, step=step
+    )
+
+
+def _weights(block: Block, values: Mapping[str, Any]) -> Value:
+    job: Job = values["job"]
+    found = block.count(values)
+    whole = BF16 * (np.asarray(found.dense, float) + found.expert)
+    if not (job.quantised and job.settings.fp8_param):
+        return whole
+    return whole - (BF16 - constant("quantised_param_bytes")[job.precision]) * found.cached
+
+
+def _weight_copies(block: Block, values: Mapping[str, Any]) -> Value:
+    job: Job = values["job"]
+    machine: Machine = values["machine"]
+    cached = np.asarray(block.count(values).cached, float)
+    if not job.settings.fp8_param:
+        return cached * constant("weight_cache_bytes")[job.precision]
+    if machine.compute_capability >= (10, 0) and job.precision in ("fp8_cs", "fp8_delayed"):
+        return cached * 0.0
+    return cached * constant("quantised_param_transpose_bytes")[job.precision]
+
+
+def _gradients(block: Block, values: Mapping[str, Any]) -> Value:
+    found = block.count(values)
+    each = FP32 if values["job"].settings.grad_dtype == "fp32" else BF16
+    return each * (np.asarray(found.dense, float) + found.expert)
+
+
+def _master_each(values: Mapping[str, Any]) -> Value:
+    """Bytes of master weight for each shard element.
+
+    The precision-aware optimizer keeps 2 bytes (fp16 masters, or the remainder of the bf16 parameter) and
+    moves the offloaded fraction away; without it fp32 masters stay whatever is offloaded.
+    """
+    job: Job = values["job"]
+    aware, share = flag(values["precision_aware_optimizer"]), values["optimizer_offload_fraction"]
+    plain = FP32 if job.settings.main_param_dtype == "fp32" else BF16
+    small = np.where(np.asarray(share) == 0, BF16 if job.precision in _REMAINDERS else plain, plain)
+    return np.where(aware > 0, small * (1.0 - np.asarray(share, float)), plain)
+
+
+def _moment_each(values: Mapping[str, Any]) -> Value:
+    both = 2 * (FP32 if values["job"].settings.moment_dtype == "fp32" else BF16)
+    return both * (1.0 - np.asarray(values["optimizer_offload_fraction"], float))
+
+
+def _step_each(values: Mapping[str, Any]) -> Value:
+    narrow = values["job"].settings.grad_dtype == "bf16"
+    return FP32 * float(narrow) * (1 - flag(values["precision_aware_optimizer"]))
+
+
+_PAO, _SHARE = "precision_aware_optimizer", "optimizer_offload_fraction"
+WEIGHTS = _per_block("weights", "device_bytes", BUFFER, "Parameters", _weights)
+COPIES = _per_block(
+    "weight_copies",
+    "device_bytes",
+    source_of("weight_cache_bytes"),
+    "Quantised copies of the linear weights",
+    _weight_copies,
+    "machine",
+    blocks=tuple(b for b in BLOCKS if b.quantisable),
+)
+GRADIENTS = _per_block("gradients", "device_bytes", BUFFER, "Gradients", _gradients)
+MASTERS = per_shard("masters", "device_bytes", OPTIMIZER, "Master weights", _master_each, _PAO, _SHARE)
+MOMENTS = per_shard("moments", "device_bytes", OPTIMIZER, "Adam moments", _moment_each, _SHARE)
+STEP = per_shard(
+    "optimizer_step", "device_bytes", OPTIMIZER, "fp32 copies of bf16 gradients", _step_each, _PAO, step=True
+)
+
+
+RESIDENT_TERMS: tuple[Term, ...] = (*WEIGHTS, *COPIES, *GRADIENTS, *MASTERS, *MOMENTS, *STEP)

@@ -1,0 +1,270 @@
+"""What a pass holds for a moment, above everything that is saved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.sizes import BF16, Value, flag, operand_factor
+from mbsolve.constraints.rule import Source, Term, term
+from mbsolve.hardware.card import Machine
+from mbsolve.models.card import Model
+
+_SEEN = "; H200 one-rank training step, 2026-11-30"
+MLP = Source("NVIDIA/Megatron-LM", "megatron/core/transformer/mlp.py" + _SEEN)
+EXPERTS = Source("NVIDIA/Megatron-LM", "megatron/core/transformer/moe/token_dispatcher.py" + _SEEN)
+ATTENTION = Source(
+    "NVIDIA/TransformerEngine",
+    "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py" + _SEEN,
+)
+LOSS = Source("NVIDIA/TransformerEngine", "transformer_engine/pytorch/cross_entropy.py" + _SEEN)
+EMBEDDING = Source("NVIDIA/Megatron-LM", "megatron/core/models/gpt/gpt_model.py" + _SEEN)
+
+
+@term("transient.dense_forward", row="device_bytes", per="at_forward_dense", source=MLP)
+def dense_forward(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    recompute_mlp: Value,
+) -> Value:
+    """Forward of a dense FFN."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    wide = (sizes.gates(model) + 1) * sizes.mlp_width(job, model, mbs, cp, tp)
+    return np.where(flag(recompute_mlp) > 0, wide + 2 * kept, 2 * sizes.gathered_hidden(job, model, mbs, cp))
+
+
+@term("transient.dense_forward_nograd", row="device_bytes", per="at_nograd_dense", source=MLP)
+def dense_nograd(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """Forward of a checkpointed dense layer, which saves nothing."""
+    wide = (sizes.gates(model) + 1) * sizes.mlp_width(job, model, mbs, cp, tp)
+    return wide + 3 * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+
+
+@term("transient.dense_backward", row="device_bytes", per="at_backward_dense", source=MLP)
+def dense_backward(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Backward of a dense FFN: both FFN gradients, or the gathered gradient beside one of them."""
+    kept, wide = (
+        sizes.hidden(job, model, mbs, cp, tp, sequence_parallel),
+        sizes.mlp_width(job, model, mbs, cp, tp),
+    )
+    gathered = sizes.gathered_hidden(job, model, mbs, cp) * (np.asarray(tp) > 1)
+    activation = kept + (sizes.gates(model) + 1 - operand_factor(job)) * wide
+    return np.maximum(activation, kept + gathered + wide)
+
+
+def _copies(
+    model: Model, expert_hidden: Value, kept: Value, ep: Value, etp: Value, dispatcher: Value
+) -> Value:
+    """Hidden-wide tensors that the frames around the experts name at the end of their forward.
+
+    The all-gather dispatcher holds the gathered tokens and the combined output of the whole group, and the
+    permuted tokens and expert output of this rank (from the code, not measured).
+    """
+    number, name = constant("forward_expert_copies"), np.asarray(dispatcher)
+    flex = (name == "deepep") | (name == "hybridep")
+    exchanged = np.asarray(ep) > 1
+    single = (model.num_experts or 0) // np.asarray(ep) == 1
+    usual = np.where(exchanged, np.where(flex, number["flex"], number["exchanged"]), number["local"])
+    group = 2 * (expert_hidden + kept * ep * etp)
+    gathers = (name == "allgather") & (np.asarray(ep) * etp > 1)
+    return np.where(gathers, group, (usual - single) * expert_hidden)
+
+
+def _nograd(model: Model, copies: Value, rows: Value, etp: Value, kept: Value, small: Value) -> Value:
+    """Forward of the experts when nothing of it is saved."""
+    tall = sizes.expert_hidden(rows, model)
+    wide = (sizes.gates(model) + 1) * sizes.expert_width(rows, model, etp)
+    return np.maximum(copies + wide, copies + tall) + 3 * kept + small
+
+
+@term("transient.moe_forward", row="device_bytes", per="at_forward_moe", source=EXPERTS)
+def moe_forward(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    ep: Value,
+    etp: Value,
+    dispatcher: Value,
+    recompute_moe: Value,
+) -> Value:
+    """Forward of an MoE layer: tokens before and after dispatch, expert output, un-sorted tokens."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
+    small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    checkpointed = _nograd(model, copies, rows, etp, kept, small) - kept
+    return np.where(flag(recompute_moe) > 0, checkpointed, copies + _outputs(model) * kept)
+
+
+@term("transient.moe_forward_nograd", row="device_bytes", per="at_nograd_moe", source=EXPERTS)
+def moe_nograd(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    ep: Value,
+    etp: Value,
+    dispatcher: Value,
+) -> Value:
+    """Forward of a checkpointed MoE layer, which saves nothing."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
+    small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    return _nograd(model, copies, rows, etp, kept, small)
+
+
+@term("transient.moe_backward", row="device_bytes", per="at_backward_moe", source=EXPERTS)
+def moe_backward(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    ep: Value,
+    etp: Value,
+    dispatcher: Value,
+    recompute_moe: Value,
+) -> Value:
+    """Backward of an MoE layer; a recomputed one first runs its forward again."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    tall, wide = sizes.expert_hidden(rows, model), sizes.expert_width(rows, model, etp)
+    copies = _copies(model, tall, kept, ep, etp, dispatcher)
+    group = kept * ep * etp * ((np.asarray(dispatcher) == "allgather") & (np.asarray(ep) * etp > 1))
+    activation = (sizes.gates(model) + 1 - operand_factor(job)) * wide
+    exchange = np.maximum(
+        np.maximum(2 * tall, tall + wide), np.maximum(activation, group + np.maximum(group, tall))
+    )
+    plain = 2 * kept + exchange
+    again = np.maximum(plain, copies + _outputs(model) * kept)
+    return np.where(flag(recompute_moe) > 0, again, plain)
+
+
+def _outputs(model: Model) -> int:
+    """Hidden states beside the expert tokens: the combined output, and that of the shared experts."""
+    return 2 if model.shared_expert_ffn_hidden_size else 1
+
+
+def _small(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    etp: Value,
+) -> Value:
+    return sizes.permutation_map(job, model, mbs, cp, tp, sequence_parallel) + sizes.routing_small(
+        job, model, machine, mbs, cp, tp, sequence_parallel, etp
+    )
+
+
+@term("transient.attention_backward", row="device_bytes", per="at_backward_attention", source=ATTENTION)
+def attention_backward(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Backward of attention: gradients of q, k, v and output, residual gradients, fp32 query accumulator.
+
+    A context-parallel ring adds a query gradient and two exchange buffers of keys, values and their
+    gradients; gathering over CP adds all keys and values with their gradients (from the code).
+    """
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    q, k, v = (f(job, model, mbs, cp, tp) for f in (sizes.query, sizes.key, sizes.value))
+    o = sizes.attention_output(job, model, mbs, cp, tp)
+    gathers = (cp > 1) * (job.settings.cp_comm_type == "all_gather")
+    exchange = sizes.ring(job, cp) * (q + 4 * (k + v)) + gathers * 2 * cp * (k + v)
+    return 3 * kept + 3 * q + k + v + o + exchange
+
+
+@term("transient.loss", row="device_bytes", per="at_loss", source=LOSS)
+def loss(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Logits at the loss: the output and, from Transformer Engine 2.20, the copy that the loss keeps."""
+    return job.settings.logits_copies * sizes.logits(job, model, mbs, cp, tp)
+
+
+@term("transient.loss_backward", row="device_bytes", per="at_loss_backward", source=LOSS)
+def loss_backward(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Gradient of the final norm's output, gathered under tensor parallelism."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    return kept + sizes.gathered_hidden(job, model, mbs, cp) * (np.asarray(tp) > 1)
+
+
+@term("transient.embedding_gradient", row="device_bytes", per="at_embedding_grad", source=EMBEDDING)
+def embedding_gradient(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Gradient of the embedding in bf16, before it joins the gradient buffer."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    return model.vocab_size * model.hidden_size / tp * BF16 + kept
+
+
+@term("transient.p2p", row="device_bytes", per="p2p", source=source_of("p2p_tensors_interleaved"))
+def p2p(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    pp: Value,
+    vpp: Value,
+) -> Value:
+    """Hidden states alive between the sends and receives of the pipeline."""
+    number = np.where(np.asarray(vpp) > 1, constant("p2p_tensors_interleaved"), constant("p2p_tensors"))
+    return number * (np.asarray(pp) > 1) * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+
+
+@term(
+    "residue.interleaved", row="device_bytes", per="at_rest", source=source_of("interleaved_residue_tensors")
+)
+def residue(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    pp: Value,
+    vpp: Value,
+) -> Value:
+    """Hidden states still referenced after an interleaved schedule returns."""
+    there = (np.asarray(vpp) > 1) & (np.asarray(pp) > 1)
+    number = constant("interleaved_residue_tensors")
+    return number * there * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+
+
+TRANSIENT_TERMS: tuple[Term, ...] = (
+    dense_forward,
+    dense_nograd,
+    dense_backward,
+    moe_forward,
+    moe_nograd,
+    moe_backward,
+    attention_backward,
+    loss,
+    loss_backward,
+    embedding_gradient,
+    p2p,
+    residue,
+)

@@ -1,0 +1,150 @@
+"""How a rule and a term are declared: one plain function, from which every other reading is taken.
+
+The parameters of the function are its scope. A parameter named like a fact (`job`, `model`, `machine`,
+`topology`) is bound once per job; any other parameter is a decision of `vocabulary.DECISIONS` or one of
+the derived sizes of `vocabulary.DERIVED`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+FACTS = ("job", "model", "machine", "topology")
+
+Kind = Literal["hard", "warning", "normalised"]
+Row = Literal[
+    "device_bytes",
+    "context_bytes",
+    "host_bytes",
+    "forward_device",
+    "forward_host",
+    "backward_device",
+    "backward_host",
+    "transfer",
+    "grad_reduce",
+    "param_gather",
+    "tail",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a rule or a figure comes from.
+
+    Parameters
+    ----------
+    origin : repository, paper, data sheet or measurement.
+    place : path and line, section or table inside the origin; may be empty.
+    """
+
+    origin: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.place}".strip()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a rule and a term share: a plain function and the names in its signature."""
+
+    fn: Callable[..., Any]
+    source: Source
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.fn).parameters)
+
+    @cached_property
+    def facts(self) -> tuple[str, ...]:
+        """Facts the function asks for."""
+        return tuple(p for p in self.parameters if p in FACTS)
+
+    @cached_property
+    def scope(self) -> tuple[str, ...]:
+        """Decisions and derived sizes the function names."""
+        return tuple(p for p in self.parameters if p not in FACTS)
+
+    def call(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+        """Call the function with its facts and the values of its scope (scalars or arrays that broadcast)."""
+        bound = {name: facts[name] for name in self.facts}
+        return self.fn(**bound, **{name: values[name] for name in self.scope})
+
+    @property
+    def text(self) -> str:
+        """First line of the function's docstring."""
+        return (self.fn.__doc__ or "").strip().splitlines()[0] if self.fn.__doc__ else ""
+
+
+@dataclass(frozen=True)
+class Rule(Declared):
+    """One law of the target stack.
+
+    Parameters
+    ----------
+    id : stable identifier, as in the catalogue of the upstream validators.
+    because : one line, formatted with the facts and the values of the scope when the rule is broken.
+    kind : ``hard`` refuses a plan, ``warning`` speaks, ``normalised`` says what the stack would change.
+    targets : launch targets for which the rule holds; empty means all.
+    """
+
+    id: str = ""
+    because: str = ""
+    kind: Kind = "hard"
+    targets: tuple[str, ...] = ()
+
+    def holds(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+        """Whether a plan's values satisfy the rule."""
+        return bool(self.call(facts, values))
+
+    def clause(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+        """The reason in words, with the numbers of the case."""
+        return self.because.format(**facts, **values)
+
+
+@dataclass(frozen=True)
+class Term(Declared):
+    """One named cost: ``count x fn``, summed over a row.
+
+    Parameters
+    ----------
+    name : dotted name; its first parts group it in reports.
+    row : the total that the term enters.
+    per : the count (column of `placement.stage_counts` or `moments.moments`) that multiplies the function.
+    unit : ``bytes`` or ``seconds``.
+    """
+
+    name: str = ""
+    row: Row = "tail"
+    per: str = "one"
+
+    @property
+    def unit(self) -> str:
+        return "bytes" if self.row.endswith("_bytes") else "seconds"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def rule(
+    id: str, *, because: str, source: Source, kind: Kind = "hard", targets: tuple[str, ...] = ()
+) -> Callable[[Callable[..., bool]], Rule]:
+    """Declare a predicate over decisions as a rule."""
+
+    def declare(fn: Callable[..., bool]) -> Rule:
+        return Rule(fn=fn, source=source, id=id, because=because, kind=kind, targets=targets)
+
+    return declare
+
+
+def term(name: str, *, row: Row, per: str, source: Source) -> Callable[[Callable[..., Any]], Term]:
+    """Declare a function of decisions (bytes or seconds for each unit of ``per``) as a term."""
+
+    def declare(fn: Callable[..., Any]) -> Term:
+        return Term(fn=fn, source=source, name=name, row=row, per=per)
+
+    return declare

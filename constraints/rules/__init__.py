@@ -1,0 +1,1 @@
+"""The rules, one topic a file; `catalogue.py` lists them all."""

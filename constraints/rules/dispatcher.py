@@ -1,0 +1,98 @@
+"""Rules of the token dispatchers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.rule import Source, rule
+from mbsolve.constraints.rules.upstream import CONFIG, bridge, megatron
+from mbsolve.constraints.rules.useful import has_shared_experts
+from mbsolve.constraints.vocabulary import DISPATCHERS
+from mbsolve.hardware.card import Machine
+from mbsolve.models.card import Model
+
+GATES = "src/megatron/bridge/training/flex_dispatcher_backend.py"
+DEEPEP_GROUPS: Final = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+"""Group sizes with compiled kernels: inside a node, then whole nodes of 8; 24, 48 and 96 since 2026."""
+
+
+@rule(
+    "dispatcher-values",
+    because="dispatcher {dispatcher} is none of: allgather, alltoall, deepep, hybridep",
+    source=megatron("megatron/core/transformer/moe/moe_layer.py:330"),
+)
+def dispatcher_is_known(dispatcher: str) -> bool:
+    """The dispatcher is one of the four."""
+    return dispatcher in DISPATCHERS
+
+
+@rule(
+    "flex-needs-group",
+    because="{dispatcher} needs more than one expert rank, but ETP x EP = {etp} x {ep}",
+    source=megatron("megatron/core/transformer/moe/token_dispatcher.py:1836"),
+)
+def deepep_has_a_group(dispatcher: str, etp: int, ep: int, model: Model) -> bool:
+    """DeepEP needs ETP x EP above 1."""
+    return dispatcher != "deepep" or not model.is_moe or etp * ep > 1
+
+
+@rule(
+    "deepep-gpu-gate",
+    because="DeepEP runs on compute capability 8.x and 9.x, B200 and B300, not on {machine.device_name}; use "
+    "hybridep or alltoall",
+    source=bridge(f"{GATES}:101"),
+)
+def deepep_knows_the_gpu(dispatcher: str, machine: Machine, model: Model) -> bool:
+    """DeepEP runs on Ampere, Hopper, B200 and B300."""
+    known = machine.compute_capability[0] in (8, 9) or machine.device_name.startswith(
+        ("NVIDIA B200", "NVIDIA B300")
+    )
+    return dispatcher != "deepep" or not model.is_moe or known
+
+
+@rule(
+    "hybridep-gpu-gate",
+    because="HybridEP runs on compute capability 8.x to 10.x, not on {machine.device_name}",
+    source=bridge(f"{GATES}:108"),
+)
+def hybridep_knows_the_gpu(dispatcher: str, machine: Machine, model: Model) -> bool:
+    """HybridEP runs on compute capability 8, 9 and 10."""
+    known = machine.compute_capability[0] in (8, 9, 10)
+    return dispatcher != "hybridep" or not model.is_moe or known
+
+
+@rule(
+    "deepep-ep-size",
+    because="DeepEP has no kernels for a group of ETP x EP = {etp} x {ep} ranks, only for 2, 4, 8, 16, 24, 32, 48, "
+    "64, 96, 128, 144 and 160; use alltoall or hybridep",
+    source=Source("deepseek-ai/DeepEP", "csrc/kernels/launch.cuh, issues 90 and 464"),
+)
+def deepep_has_kernels(dispatcher: str, etp: int, ep: int, model: Model) -> bool:
+    """DeepEP needs a group size that its kernels are compiled for."""
+    return dispatcher != "deepep" or not model.is_moe or etp * ep == 1 or etp * ep in DEEPEP_GROUPS
+
+
+@rule(
+    "hybridep-nvlink-domain",
+    because="HybridEP keeps an expert group inside one NVLink domain of {machine.domain_network.gpus} GPUs, but "
+    "EP = {ep}",
+    source=bridge("scripts/performance/utils/overrides.py:274"),
+)
+def hybridep_stays_in_the_domain(dispatcher: str, ep: int, machine: Machine, model: Model) -> bool:
+    """On machines with an NVLink domain wider than a node, a HybridEP group fits into the domain."""
+    domain = machine.domain_network.gpus or ep
+    if dispatcher != "hybridep" or not model.is_moe or domain <= machine.gpus_per_node:
+        return True
+    return ep <= domain
+
+
+@rule(
+    "shared-overlap-dispatcher",
+    because="shared_expert_overlap is on, which dispatcher {dispatcher} cannot do",
+    source=megatron(f"{CONFIG}:1825"),
+)
+def shared_overlap_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bool:
+    """Overlap of shared experts needs another dispatcher than allgather."""
+    overlapped = job.settings.shared_expert_overlap and has_shared_experts(model)
+    return not overlapped or dispatcher != "allgather"

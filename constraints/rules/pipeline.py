@@ -1,0 +1,155 @@
+"""Rules of pipeline stages without a layout, and of the interleaved schedule."""
+
+from __future__ import annotations
+
+from mbsolve.constraints.rule import rule
+from mbsolve.constraints.rules.upstream import CONFIG, megatron
+from mbsolve.constraints.vocabulary import Split
+from mbsolve.models.card import Model
+
+BLOCK = "megatron/core/transformer/transformer_block.py"
+SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
+
+
+def _even(split: Split) -> bool:
+    return split.layout is None and split.first is None and split.last is None
+
+
+def _middle(split: Split, pp: int, layers: int) -> tuple[int, int]:
+    """Layers and ranks that the given ends leave over."""
+    given = [n for n in (split.first, split.last) if n is not None]
+    return layers - sum(given), pp - len(given)
+
+
+@rule(
+    "vpp-needs-pp",
+    because="VPP = {vpp} needs more than one pipeline rank, but PP = {pp}",
+    source=megatron("megatron/core/parallel_state.py:830"),
+)
+def interleaving_needs_pipeline(vpp: int, pp: int) -> bool:
+    """Virtual stages need pipeline parallelism."""
+    return vpp == 1 or pp > 1
+
+
+@rule(
+    "pp-divides-layers",
+    because="{model.num_layers} layers do not split over PP = {pp}; give first or last stage layers or a layout",
+    source=megatron(f"{BLOCK}:158"),
+)
+def layers_split(pp: int, split: Split, model: Model) -> bool:
+    """Without an uneven split the layers split evenly over the pipeline ranks."""
+    return not _even(split) or model.num_layers % pp == 0
+
+
+@rule(
+    "vpp-divides-stage-layers",
+    because="{model.num_layers} layers over PP = {pp} leave stages that do not split into VPP = {vpp} chunks",
+    source=megatron(f"{BLOCK}:176"),
+)
+def stages_split(pp: int, vpp: int, split: Split, model: Model) -> bool:
+    """Without an uneven split the layers of a pipeline rank split evenly over its chunks."""
+    if not _even(split) or model.num_layers % pp:
+        return True
+    return model.num_layers // pp % vpp == 0
+
+
+@rule(
+    "first-stage-positive",
+    because="the first stage has {split.first} layers, but it needs at least 1",
+    source=megatron(f"{CONFIG}:2304"),
+)
+def first_stage_has_layers(split: Split) -> bool:
+    """A first stage that is sized has layers."""
+    return split.first is None or split.first > 0
+
+
+@rule(
+    "last-stage-positive",
+    because="the last stage has {split.last} layers, but it needs at least 1",
+    source=megatron(f"{CONFIG}:2323"),
+)
+def last_stage_has_layers(split: Split) -> bool:
+    """A last stage that is sized has layers."""
+    return split.last is None or split.last > 0
+
+
+@rule(
+    "first-stage-vpp",
+    because="{split.first} layers of the first stage do not split into VPP = {vpp} chunks",
+    source=megatron(f"{CONFIG}:2313"),
+)
+def first_stage_splits(split: Split, vpp: int) -> bool:
+    """The layers of a sized first stage split evenly over its chunks."""
+    return split.first is None or split.first % vpp == 0
+
+
+@rule(
+    "last-stage-vpp",
+    because="{split.last} layers of the last stage do not split into VPP = {vpp} chunks",
+    source=megatron(f"{CONFIG}:2332"),
+)
+def last_stage_splits(split: Split, vpp: int) -> bool:
+    """The layers of a sized last stage split evenly over its chunks."""
+    return split.last is None or split.last % vpp == 0
+
+
+@rule(
+    "uneven-more-stages-than-pp",
+    because="first {split.first} and last {split.last} stage layers size more stages than PP = {pp} has; the stack "
+    "would build these layers only and leave out the rest of {model.num_layers}",
+    source=megatron(f"{CONFIG}:2341"),
+)
+def sized_stages_exist(pp: int, split: Split, model: Model) -> bool:
+    """No more stages are sized than there are pipeline ranks.
+
+    The stack accepts the contrary in silence, and trains a smaller model.
+    """
+    return split.layout is not None or _middle(split, pp, model.num_layers)[1] >= 0
+
+
+@rule(
+    "uneven-middle-exists",
+    because="first {split.first} and last {split.last} of {model.num_layers} layers on PP = {pp} leave middle "
+    "layers without a middle stage, or the reverse",
+    source=megatron(f"{CONFIG}:2341"),
+)
+def middle_exists(pp: int, split: Split, model: Model) -> bool:
+    """Sized ends leave middle layers if and only if they leave middle stages."""
+    layers, ranks = _middle(split, pp, model.num_layers)
+    if split.layout is not None or _even(split) or ranks < 0:
+        return True
+    return layers >= 0 and (layers == 0) == (ranks == 0)
+
+
+@rule(
+    "uneven-middle-divisible",
+    because="first {split.first} and last {split.last} of {model.num_layers} layers leave a number of layers that "
+    "does not split over the other stages of PP = {pp} and their VPP = {vpp} chunks",
+    source=megatron(f"{CONFIG}:2348"),
+)
+def middle_splits(pp: int, vpp: int, split: Split, model: Model) -> bool:
+    """The layers between sized ends split evenly over the middle stages and their chunks."""
+    layers, ranks = _middle(split, pp, model.num_layers)
+    if split.layout is not None or _even(split) or ranks < 1 or layers < 1:
+        return True
+    return layers % ranks == 0 and layers // ranks % vpp == 0
+
+
+@rule(
+    "interleaved-group-size",
+    because="VPP = {vpp} needs at least PP = {pp} micro-batches, but there are {microbatches}",
+    source=megatron(f"{SCHEDULES}:1161"),
+)
+def microbatches_fill_the_group(vpp: int, pp: int, microbatches: int) -> bool:
+    """With virtual stages there are at least PP micro-batches."""
+    return vpp == 1 or microbatches >= pp
+
+
+@rule(
+    "interleaved-group-remainder",
+    because="VPP = {vpp} takes the micro-batches in groups of PP = {pp}, which {microbatches} is no multiple of",
+    source=megatron(f"{SCHEDULES}:1173"),
+)
+def microbatches_leave_no_rest(vpp: int, pp: int, microbatches: int) -> bool:
+    """With virtual stages the micro-batches are a multiple of PP, which is the default group."""
+    return vpp == 1 or microbatches < pp or microbatches % pp == 0

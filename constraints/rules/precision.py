@@ -1,0 +1,75 @@
+"""Rules of number formats."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.rule import rule
+from mbsolve.constraints.rules.upstream import CONFIG, MEGATRON_LM, bridge, megatron
+from mbsolve.hardware.card import Machine
+from mbsolve.models.card import Model
+
+TOKEN_MULTIPLE: Final = {
+    "bf16": 1,
+    "fp8_cs": 16,
+    "fp8_delayed": 16,
+    "mxfp8": 32,
+    "nvfp4": 32,
+    "fp8_block": 128,
+}
+"""Rows that a quantised matrix must be a multiple of."""
+
+
+@rule(
+    "fp8-recipe-arch",
+    because="{machine.title} has no kernels for {job.precision}",
+    source=bridge("src/megatron/bridge/training/mixed_precision.py:51"),
+)
+def machine_has_format(job: Job, machine: Machine) -> bool:
+    """The GPU has kernels for the precision."""
+    return job.precision in machine.supported_precisions
+
+
+@rule(
+    "fp8-token-alignment",
+    because="{job.precision} needs the tokens of a rank ({job.seq_len} x MBS {mbs} / CP {cp}, and / TP {tp} with "
+    "sequence parallelism) in multiples of 16 (fp8), 32 (mxfp8, nvfp4) or 128 (fp8_block)",
+    source=megatron("megatron/core/fp8_utils.py get_fp8_align_size"),
+)
+def tokens_are_aligned(cp: int, tp: int, mbs: int, sequence_parallel: bool, job: Job) -> bool:
+    """The tokens of a rank are a multiple of the block of the number format."""
+    tokens = job.seq_len // cp * mbs // (tp if sequence_parallel else 1)
+    return tokens % TOKEN_MULTIPLE[job.precision] == 0
+
+
+@rule(
+    "fp8-param-needs-fp8",
+    because="fp8_param is on, but the precision is {job.precision}",
+    source=megatron(f"{CONFIG}:1567"),
+)
+def fp8_weights_need_fp8(job: Job) -> bool:
+    """FP8 weights need an FP8 precision."""
+    return not job.settings.fp8_param or job.precision not in ("bf16", "nvfp4")
+
+
+@rule(
+    "fp8-param-gather-needs-dist-opt",
+    because="fp8_param is on, but the distributed optimizer is off",
+    source=megatron("megatron/training/arguments.py:1097"),
+    targets=MEGATRON_LM,
+)
+def fp8_weights_need_distributed_optimizer(job: Job) -> bool:
+    """In Megatron-LM, FP8 weights need the distributed optimizer."""
+    return not job.settings.fp8_param or job.settings.distributed_optimizer
+
+
+@rule(
+    "fp8-output-proj",
+    because="fp8_output_proj needs precision mxfp8 and an output layer of its own, but the precision is "
+    "{job.precision} and tie_embeddings is {model.tie_embeddings}",
+    source=megatron(f"{CONFIG}:1574"),
+)
+def fp8_output_needs_mxfp8(job: Job, model: Model) -> bool:
+    """An FP8 output layer needs MXFP8 and untied embeddings."""
+    return not job.settings.fp8_output_proj or (job.precision == "mxfp8" and not model.tie_embeddings)

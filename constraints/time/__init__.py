@@ -1,0 +1,1 @@
+"""The time terms: seconds of a step, one subject a file."""

@@ -1,0 +1,197 @@
+"""The mixture-of-experts sub-block: router, permutation, dispatch, routed and shared experts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.time.attention import norm_ops
+from mbsolve.constraints.time.dispatch import (
+    choose,
+    dispatch,
+    dispatch_launches,
+    expert_tensor_launches,
+    expert_tensor_parallel,
+    routed_tokens,
+)
+from mbsolve.constraints.time.ffn import ACTIVATION_LAUNCHES, ffn_activation, ffn_linears, ffn_quantise
+from mbsolve.constraints.time.ops import Op, Part
+from mbsolve.constraints.time.rates import (
+    BENCH,
+    CHOSEN,
+    FIT,
+    NOTHING,
+    Pass,
+    gemm_launches,
+    moved,
+    sharded_tokens,
+    tensor_parallel,
+    tensor_parallel_launches,
+    tokens,
+)
+from mbsolve.hardware.card import Machine
+from mbsolve.hardware.topology import Topology
+from mbsolve.models.card import Model
+
+# Framework ops of a dispatcher: index building before the dispatch, then each way of the permutation. The
+# all-gather dispatcher shares the permutation code of the all-to-all one.
+PREPROCESS_OPS: Final = {"alltoall": 24.0, "allgather": 24.0, "deepep": 8.0, "hybridep": 4.0}
+PERMUTE_OPS: Final = {"alltoall": 12.0, "allgather": 12.0, "deepep": 8.0, "hybridep": 5.0}
+
+
+def router(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Router projection, scores and top-k: memory-bound, 24 bytes for each token and expert."""
+    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+    scores = 24.0 * (model.num_experts or 0)
+    return moved(
+        machine, own * (2.0 * model.hidden_size + scores), own * (4.0 * model.hidden_size + scores), moe=True
+    )
+
+
+def _shared(model: Model) -> int:
+    return model.shared_expert_ffn_hidden_size or 0
+
+
+def shared_linears(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
+    """Linear layers of the shared experts."""
+    if not _shared(model):
+        return NOTHING
+    return ffn_linears(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+
+
+def quantise_shared(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
+    """Quantising the operands of the shared experts."""
+    if not _shared(model):
+        return NOTHING
+    return ffn_quantise(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+
+
+def shared_activation(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
+    """Activation of the shared experts."""
+    if not _shared(model):
+        return NOTHING
+    return ffn_activation(model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+
+
+def shared_collectives(
+    job: Job, model: Model, machine: Machine, topology: Topology, tp: Any, cp: Any, mbs: Any
+) -> Pass:
+    """Exposed tensor-parallel collectives of the shared experts."""
+    if not _shared(model):
+        return NOTHING
+    return tensor_parallel(job, machine, topology, model.hidden_size, tp, cp, mbs)
+
+
+def shared_launches(job: Job, model: Model, machine: Machine) -> Pass:
+    """Framework ops of the shared experts' linear layers and activation."""
+    return gemm_launches(job, machine, 2.0).plus(ACTIVATION_LAUNCHES) if _shared(model) else NOTHING
+
+
+def shared_collective_launches(model: Model, tp: Any) -> Pass:
+    """Framework ops of the shared experts' collectives."""
+    return tensor_parallel_launches(tp) if _shared(model) else NOTHING
+
+
+def preprocess_launches(dispatcher: Any) -> Pass:
+    """Framework ops that build the index of a dispatch: work of the host alone."""
+    return Pass(choose(dispatcher, **PREPROCESS_OPS), 2.0)
+
+
+def permute(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    tp: Any,
+    cp: Any,
+    mbs: Any,
+    sequence_parallel: Any,
+    dispatcher: Any,
+) -> Pass:
+    """Permutation and its inverse: a read and a write of every copy; HybridEP fuses one of the two."""
+    each = choose(dispatcher, alltoall=8.0, allgather=8.0, deepep=8.0, hybridep=4.0)
+    size = each * model.hidden_size * routed_tokens(job, model, tp, cp, mbs, sequence_parallel)
+    return moved(machine, size, size, moe=True)
+
+
+def permute_launches(dispatcher: Any) -> Pass:
+    """Framework ops of the permutation and its inverse."""
+    ops = choose(dispatcher, **PERMUTE_OPS)
+    return Pass(ops, ops)
+
+
+def experts(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    tp: Any,
+    cp: Any,
+    ep: Any,
+    etp: Any,
+    mbs: Any,
+    sequence_parallel: Any,
+) -> Pass:
+    """Grouped linear layers of the local experts; few tokens an expert leave them bound by their weights.
+
+    Expert tensor parallelism divides the width and gathers the tokens of ``etp`` ranks.
+    """
+    if not model.is_moe:
+        return NOTHING
+    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
+    local = (model.num_experts or 0) / ep
+    return ffn_linears(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, local)
+
+
+def quantise_experts(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, etp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Quantising the operands of the experts; the fused expert MLP does it inside its own kernels."""
+    if not model.is_moe or job.settings.op_fuser:
+        return NOTHING
+    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
+    return ffn_quantise(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp)
+
+
+def expert_launches(job: Job, model: Model, machine: Machine, ep: Any) -> Pass:
+    """Framework ops of the grouped linear layers, with a share for each local expert unless fused."""
+    more = 0.0 if job.settings.op_fuser else machine.calibration["expert_launch_ops"]
+    return gemm_launches(job, machine, 2.0 * (1.0 + more * (model.num_experts or 0) / ep))
+
+
+def expert_activation(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, etp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Activation of the routed experts."""
+    if not model.is_moe:
+        return NOTHING
+    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
+    return ffn_activation(model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, moe=True)
+
+
+# Graph scope ``moe`` and recompute module ``moe`` cover the whole sub-block after its norm. The dispatch index
+# is built again with it, but no checkpoint of its own wraps it.
+_ROUTER_GRAPH: Final = ("moe_router", "moe")
+_ROUTER: Final = Part(_ROUTER_GRAPH, "router", ("moe",))
+_SHARED: Final = Part(_ROUTER_GRAPH, "shared_experts", ("shared_experts", "moe"))
+_PREPROCESS: Final = Part(("moe_preprocess", "moe"), "", ("moe",))
+_PERMUTE: Final = Part(("moe",), "permute", ("moe",))
+_DISPATCH: Final = Part(("moe",), "ep", ("moe",))
+_EXPERTS: Final = Part(("moe",), "experts", ("moe",))
+_ACT: Final = Part(("moe",), "moe_act", ("moe_act", "moe"))
+
+MOE_OPS: Final = (
+    *norm_ops("moe", _ROUTER_GRAPH),
+    Op("elementwise", "moe", "router", router, Pass(12.0, 14.0), FIT, _ROUTER),
+    Op("gemm", "moe", "shared_experts", shared_linears, shared_launches, FIT, _SHARED),
+    Op("quantise", "moe", "shared_experts", quantise_shared, NOTHING, CHOSEN, _SHARED),
+    Op("elementwise", "moe", "shared_experts", shared_activation, NOTHING, BENCH, _SHARED),
+    Op("tp", "moe", "shared_experts", shared_collectives, shared_collective_launches, FIT, _SHARED),
+    Op("host", "moe", "preprocess", None, preprocess_launches, FIT, _PREPROCESS),
+    Op("elementwise", "moe", "permute", permute, permute_launches, FIT, _PERMUTE),
+    Op("ep", "moe", "dispatch", dispatch, dispatch_launches, FIT, _DISPATCH),
+    Op("ep", "moe", "expert_tensor", expert_tensor_parallel, expert_tensor_launches, CHOSEN, _DISPATCH),
+    Op("gemm", "moe", "experts", experts, expert_launches, FIT, _EXPERTS),
+    Op("quantise", "moe", "experts", quantise_experts, NOTHING, CHOSEN, _EXPERTS),
+    Op("elementwise", "moe", "expert_activation", expert_activation, ACTIVATION_LAUNCHES, FIT, _ACT),
+)

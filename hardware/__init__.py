@@ -1,0 +1,1 @@
+"""Machine cards and the network that the GPUs of a job span."""

@@ -1,0 +1,276 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mbsolve.constraints.job import Job
+    from mbsolve.solver.outcome import Outcome
+
+OK, BAD_INPUT, NO_PLAN, NO_TIME, INTERRUPTED, INTERNAL = 0, 2, 3, 4, 130, 70
+CODES = {"OPTIMAL": OK, "FEASIBLE": OK, "INFEASIBLE": NO_PLAN, "UNKNOWN": NO_TIME}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Find the best Megatron-Bridge training configuration, with the proof.",
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from mbsolve import __version__
+
+        print(f"mbsolve {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def solve_command(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, or a card.")
+    ] = None,
+    seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens of a sequence.")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="N", help="Number of GPUs.")] = None,
+    hardware: Annotated[
+        str, typer.Option(metavar="NAME", help="GPUs: a name of `mbsolve hardware`, or a card.")
+    ] = "h100",
+    gpus_per_node: Annotated[
+        str | None, typer.Option(metavar="N", help="GPUs of a host; else the card's.")
+    ] = None,
+    gbs: Annotated[
+        str | None, typer.Option(metavar="N", help="Sequences of a step; else the model's.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="bf16, fp8_cs, fp8_delayed, fp8_block, mxfp8, nvfp4.  [default: bf16]"
+        ),
+    ] = None,
+    block: Annotated[
+        str | None, typer.Option(metavar="N", help="GPUs placed together in an NVLink domain.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="Share of memory to keep free.  [default: 0.03]")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="bridge, bridge-0.6, megatron-lm.  [default: bridge]")
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Fix a decision. Repeatable.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting. Repeatable.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="Forbid a value (deepep) or NAME=VALUE. Repeatable."),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Plans to rank.")] = 5,
+    objective: Annotated[str, typer.Option(metavar="NAME", help="time or memory.")] = "time",
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop the search after this time.")
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", help="Threads of the solver.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Directory for plan, overrides and report.")
+    ] = None,
+    no_alternatives: Annotated[
+        bool, typer.Option("--no-alternatives", help="Do not try another precision.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Find the best plan for a model, a sequence length and a number of GPUs."""
+    if context.invoked_subcommand is not None:
+        return
+    from mbsolve.reading import InputError, job_of
+
+    for name, value in (("--model", model), ("--seq", seq), ("--gpus", gpus)):
+        if value is None:
+            example = "mbsolve --model dsv3 --seq 131072 --gpus 256"
+            raise InputError(f"{name} is missing; for example: {example}.")
+    if objective not in ("time", "memory"):
+        raise InputError(f"--objective is {objective!r}, but it must be time or memory.")
+    for name, number in (("--top", top), ("--workers", workers)):
+        if number < 1:
+            raise InputError(f"{name} is {number}, but it must be at least 1.")
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"--time-limit is {time_limit:g}, but it must be above 0.")
+    job, decisions = job_of(
+        fix or [],
+        set_ or [],
+        model=model,
+        hardware=hardware,
+        gpus=gpus,
+        seq_len=seq,
+        gbs=gbs,
+        gpus_per_node=gpus_per_node,
+        precision=precision,
+        margin=margin,
+        block_gpus=block,
+        target=target,
+    )
+    if out is not None:
+        from mbsolve.emit.megatron_bridge import ensure_writable
+
+        ensure_writable(out)
+    demands: dict[str, Any] = {"fixed": decisions, "forbid": forbid or [], "objective": objective}
+    demands |= {"time_limit": time_limit, "workers": workers}
+    raise typer.Exit(_solve(job, demands, top=top, json=json, out=out, alternatives=not no_alternatives))
+
+
+def _solve(
+    job: Job, demands: dict[str, Any], *, top: int, json: bool, out: str | None, alternatives: bool
+) -> int:
+    from mbsolve.solver.api import solve
+    from mbsolve.solver.outcome import Interrupted
+
+    interrupted = False
+    try:
+        with _progress() as progress:
+            outcome = solve(job, top=top, progress=progress, **demands)
+    except Interrupted as stop:
+        outcome, interrupted = stop.outcome, True
+    text = _report(job, outcome)
+    print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
+    if alternatives and not json and not interrupted and outcome.status != "UNKNOWN":
+        text += _alternative(job, outcome, demands)
+    if out is not None:
+        from mbsolve.emit.megatron_bridge import write
+
+        write(job, outcome, out, text)
+        print(f"Written to {out}.", file=sys.stderr)
+    return INTERRUPTED if interrupted else CODES[outcome.status]
+
+
+def _report(job: Job, outcome: Outcome) -> str:
+    from mbsolve.emit.megatron_bridge import command
+    from mbsolve.report.text import render
+    from mbsolve.report.why import reasons
+
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    run = command(job, outcome.best.plan) if outcome.best else ()
+    return render(job, outcome, width=width, reasons=reasons(job, outcome), run=run)
+
+
+def _alternative(job: Job, outcome: Outcome, demands: dict[str, Any]) -> str:
+    """Solve the job once more in another precision; print and return the line about it."""
+    from mbsolve.report.alternatives import line, other_precision
+    from mbsolve.solver.api import solve
+
+    precision = other_precision(job)
+    if precision is None:
+        return ""
+    with _progress() as progress:
+        other = solve(job.model_copy(update={"precision": precision}), top=1, progress=progress, **demands)
+    text = f"\n{line(precision, outcome, other)}\n"
+    print(text, end="")
+    return text
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None] | None]:
+    """A line on the terminal that says what the search does; nothing when the output is piped."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text("searching")) as status:
+        yield lambda text: status.update(Text(text))
+
+
+@app.command()
+def models() -> None:
+    """List the models that have a card."""
+    from mbsolve.models.card import load_model, model_names
+    from mbsolve.models.counts import total_parameters
+
+    for name in model_names():
+        card = load_model(name)
+        print(f"{name:<18} {total_parameters(card) / 1e9:>8.1f}B  {card.title}")
+
+
+@app.command()
+def hardware() -> None:
+    """List the machines that have a card."""
+    from mbsolve.hardware.card import load_machine, machine_names
+
+    for name in machine_names():
+        card = load_machine(name)
+        formats = ", ".join(card.supported_precisions)
+        print(
+            f"{name:<8} {card.hbm_bytes / 2**30:>6.1f} GiB  {card.gpus_per_node} a node  {formats}  {card.title}"
+        )
+
+
+@app.command()
+def rules(
+    rule_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One rule, in full.")] = None,
+) -> None:
+    """List the rules of the target stack, or show one in full."""
+    from mbsolve.report.rulebook import listing, one
+
+    print("\n".join(one(rule_id) if rule_id else listing()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; every error is one sentence on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(arguments, prog_name="mbsolve", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except (BrokenPipeError, SystemExit):
+        # The reader left (`| head`; typer makes an exit of it); Python would complain once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped before a plan was found.", INTERRUPTED)
+    except ValueError as error:
+        if _is_input(error):
+            return _fail(str(error), BAD_INPUT)
+        return _internal(error)
+    except Exception as error:  # noqa: BLE001 - nothing but a sentence may reach the user
+        # A usage error of the option parser; its class has moved between releases of typer.
+        if hasattr(error, "format_message"):
+            return _fail(str(error.format_message()), BAD_INPUT)
+        return _internal(error)
+
+
+def _is_input(error: ValueError) -> bool:
+    from mbsolve.constraints.demands import DemandError
+    from mbsolve.emit.files import OutputError
+    from mbsolve.reading import InputError
+    from mbsolve.report.rulebook import UnknownRuleError
+
+    return isinstance(error, InputError | OutputError | DemandError | UnknownRuleError)
+
+
+def _fail(message: str, code: int) -> int:
+    sentence = " ".join(message.split())
+    print(f"mbsolve: {sentence}", file=sys.stderr)
+    return code
+
+
+def _internal(error: Exception) -> int:
+    if os.environ.get("MBSOLVE_DEBUG"):
+        raise error
+    what = f"{type(error).__name__}: {error}".rstrip(".")
+    hint = "this is a bug: please report the command line; MBSOLVE_DEBUG=1 shows where it happened."
+    return _fail(f"internal error, {what}; {hint}", INTERNAL)

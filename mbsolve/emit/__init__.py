@@ -1,0 +1,1 @@
+"""Writers of launcher formats: the only place that knows a launcher's flag names."""

@@ -1,0 +1,1 @@
+"""An outcome in words: everything here turns numbers into text."""

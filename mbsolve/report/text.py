@@ -1,0 +1,289 @@
+"""An outcome as text for a terminal or a file: plain characters, no colour, made for 80 to 120 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mbsolve.constraints.evaluation import Evaluation
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.vocabulary import Plan, Settings
+from mbsolve.report import words
+from mbsolve.solver.outcome import Hint, Outcome, Ranked
+
+SHOWN_GROUPS = 8
+JOB_OPTIONS = {"gpus": "gpus", "seq_len": "seq", "gbs": "gbs", "gpus_per_node": "gpus-per-node"} | {
+    "precision": "precision",
+    "block_gpus": "block",
+    "margin": "margin",
+    "target": "target",
+}
+
+
+def render(
+    job: Job,
+    outcome: Outcome,
+    *,
+    width: int = 100,
+    reasons: Sequence[str] = (),
+    run: Sequence[str] = (),
+) -> str:
+    """The whole report of a solve.
+
+    Parameters
+    ----------
+    width : columns, 80 or more for the table to stay whole.
+    reasons : sentences on why the best plan is as it is (`report.why.reasons`).
+    run : lines that launch the best plan (`emit.megatron_bridge.command`); printed as they are.
+    """
+    parts = ["\n".join(_headline(job, outcome, width))]
+    best = outcome.best
+    if best:
+        parts += [
+            _table(outcome.plans, width),
+            _section("Time", _time(best.evaluation), width),
+            _section("Memory", _memory(job, best.evaluation), width),
+            _section("Plan 1", _decisions(job, best), width),
+            _section("Why", [f"- {text}" for text in reasons], width),
+            _section("Other plans", [_difference(best, other) for other in outcome.plans[1:]], width),
+        ]
+    elif outcome.status == "INFEASIBLE":
+        parts.append(_explanation(job, outcome, width))
+    parts += [_assumed(outcome, width), _section("Notes", _notes(outcome), width)]
+    if best and run:
+        parts.append("\n".join(["Run it:", *(f"  {line}" for line in run)]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _wrap(text: str, width: int, indent: str = "", hang: str | None = None) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if hang is None else hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _section(title: str, lines: Sequence[str], width: int) -> str:
+    if not lines:
+        return ""
+    return "\n".join([f"{title}:", *(_wrap(line, width, "  ", "    ") for line in lines)])
+
+
+def subject(job: Job) -> str:
+    """The job in one phrase."""
+    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} of {job.gpus_per_node}"
+    return (
+        f"{job.model.name}, {job.seq_len} tokens, {job.gpus} x {job.machine.name} ({nodes}), "
+        f"global batch {job.gbs}, {job.precision}"
+    )
+
+
+def _headline(job: Job, outcome: Outcome, width: int) -> list[str]:
+    return [_wrap(subject(job), width), _wrap(f"{outcome.status}: {_status(outcome)}", width)]
+
+
+def _status(outcome: Outcome) -> str:
+    space = words.number(outcome.statistics.raw_space)
+    among = f" among {space} configurations" if outcome.statistics.raw_space else ""
+    if outcome.status == "OPTIMAL":
+        goal = "no plan is faster" if outcome.objective == "time" else "no plan needs less memory"
+        return f"proven for the cost model, {goal}{among}"
+    if outcome.status == "FEASIBLE":
+        return f"the search stopped before the proof{_gap(outcome)}"
+    if outcome.status == "INFEASIBLE":
+        return f"proven, no plan{among}"
+    return "time ran out before a plan was found; this does not mean that there is none"
+
+
+def _gap(outcome: Outcome) -> str:
+    best = outcome.best
+    if best and outcome.objective == "time" and outcome.bound_seconds:
+        gap = best.evaluation.step_seconds / outcome.bound_seconds - 1
+        return f"; no plan can be faster than {words.seconds(outcome.bound_seconds)} (gap {max(gap, 0):.1%})"
+    if best and outcome.objective == "memory" and outcome.bound_bytes:
+        return f"; no plan can need less than {words.gib(outcome.bound_bytes)} GiB"
+    return ""
+
+
+def _plain(renderable: RenderableType, width: int) -> str:
+    out = StringIO()
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _table(plans: Sequence[Ranked], width: int) -> str:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    heads = (
+        "#\n",
+        "TPxCPx\nDPxPP",
+        "ETPxEPx\nEDPxPP",
+        "VPP\n",
+        "micro-\nbatch",
+        "step\n",
+        "tokens\n/s/GPU",
+        "TFLOP\n/s/GPU",
+        "used\nGiB",
+        "free\nGiB",
+        "host\nGiB",
+    )
+    for index, head in enumerate(heads):
+        left = index in (1, 2)
+        table.add_column(Text(head), justify="left" if left else "right", no_wrap=True)
+    for ranked in plans:
+        e = ranked.evaluation
+        cells = (
+            str(ranked.rank),
+            words.grid(e.grids.dense),
+            words.grid(e.grids.expert),
+            str(ranked.plan.vpp),
+            str(ranked.plan.mbs),
+            words.seconds(e.step_seconds),
+            f"{e.tokens_per_second_per_gpu:.0f}",
+            f"{e.tflops_per_gpu:.0f}",
+            words.gib(e.worst_stage.peak_device_bytes),
+            words.gib(e.headroom_bytes),
+            words.gib(e.host_bytes_per_node),
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    return _plain(table, width)
+
+
+def _amounts(
+    groups: Sequence[tuple[str, float, list[tuple[str, float]]]], whole: float, unit: str
+) -> list[str]:
+    """One line for each large group: its amount, its share, its two largest members."""
+    spell = words.seconds if unit == "s" else (lambda size: f"{words.gib(size)} GiB")
+    lines = []
+    for name, amount, members in groups[:SHOWN_GROUPS]:
+        named = [f"{member} {spell(value)}" for member, value in members[:2] if member and len(members) > 1]
+        inside = f"  ({', '.join(named)})" if named else ""
+        lines.append(f"{name:<16}{spell(amount):>10}{amount / whole:>6.0%}{inside}".rstrip())
+    rest = sum(amount for _, amount, _ in groups[SHOWN_GROUPS:])
+    if rest:
+        lines.append(f"{'everything else':<16}{spell(rest):>10}{rest / whole:>6.0%}")
+    return lines
+
+
+def _section_lines(lead: str, rows: Sequence[str]) -> list[str]:
+    return [lead, *rows]
+
+
+def _time(e: Evaluation) -> list[str]:
+    lead = f"{words.seconds(e.step_seconds)} a step, {e.microbatches} micro-batches, {e.mfu:.1%} of the BF16 peak"
+    return _section_lines(lead, _amounts(words.terms_by_group(e.terms), e.step_seconds, "s"))
+
+
+def _memory(job: Job, e: Evaluation) -> list[str]:
+    worst = e.worst_stage
+    extra = [
+        ("allocator", worst.peak_reserved_bytes - worst.peak_allocated_bytes),
+        ("context", worst.peak_device_bytes - worst.peak_reserved_bytes),
+    ]
+    groups = [
+        *words.terms_by_group(worst.terms),
+        *((name, size, [("", size)]) for name, size in extra if size > 0),
+    ]
+    groups.sort(key=lambda group: -group[1])
+    lead = (
+        f"{words.gib(worst.peak_device_bytes)} GiB of {words.gib(job.machine.hbm_bytes)} on pipeline rank "
+        f"{worst.stage}, at {worst.peak_moment}; {words.gib(worst.between_bytes)} GiB between steps"
+    )
+    return _section_lines(lead, _amounts(groups, worst.peak_device_bytes, "GiB"))
+
+
+def _decisions(job: Job, ranked: Ranked) -> list[str]:
+    plan, e = ranked.plan, ranked.evaluation
+    rows = [
+        ("sequence parallelism", words.word(plan.sequence_parallel)),
+        ("layers", words.layout(plan)),
+        ("recompute", words.recompute(plan)),
+        ("offload", words.offload(plan, e)),
+        ("CUDA graphs", words.graphs(plan)),
+        ("precision-aware optimizer", words.word(plan.precision_aware_optimizer)),
+    ]
+    if job.model.is_moe:
+        overlap = words.word(plan.ep_overlap) + (", with delayed wgrad" if plan.delay_wgrad else "")
+        rows[2:2] = [("dispatcher", plan.dispatcher), ("EP overlap", overlap)]
+    return [f"{name}: {text}" for name, text in rows]
+
+
+def _difference(best: Ranked, other: Ranked) -> str:
+    names = other.differs_from_best or tuple(
+        name for name in Plan.model_fields if getattr(best.plan, name) != getattr(other.plan, name)
+    )
+    parts = [
+        f"{words.decision(name)} {words.word(words.value_of(other.plan, name))} "
+        f"(not {words.word(words.value_of(best.plan, name))})"
+        for name in names
+    ]
+    old, new = best.evaluation, other.evaluation
+    more = new.worst_stage.peak_device_bytes - old.worst_stage.peak_device_bytes
+    cost = f"{words.change(new.step_seconds, old.step_seconds)} time, {more / words.GIB:+.1f} GiB"
+    return f"{other.rank}: {cost}: {'; '.join(parts) or 'the same decisions'}"
+
+
+def _explanation(job: Job, outcome: Outcome, width: int) -> str:
+    explanation = outcome.explanation
+    if explanation is None:
+        return "No plan: the rules and the memory of the machine leave none."
+    lines = [
+        _wrap(f"No plan: {job.model.name} at {job.seq_len} tokens on {job.gpus} {job.machine.name}.", width)
+    ]
+    for index, cause in enumerate(explanation.causes):
+        text = f"{'and' if index else 'Because'} {cause.text.rstrip('.')}  [{cause.rule}]"
+        lines.append(_wrap(text, width, "  ", "    "))
+    if explanation.hints:
+        lines += ["", "What would help:"]
+        lines += [_wrap(f"- {hint_text(hint)}", width, "  ", "    ") for hint in explanation.hints]
+    return "\n".join(lines)
+
+
+def hint_text(hint: Hint) -> str:
+    """A hint with the options that follow it."""
+    options = " ".join(_option(name, value) for name, value in hint.set.items())
+    return f"{hint.text.rstrip('.')}: {options}" if options and options not in hint.text else hint.text
+
+
+def _option(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        spelled = str(value).lower()
+    elif isinstance(value, list | tuple):
+        spelled = f"[{','.join(str(item) for item in value)}]"
+    else:
+        spelled = "none" if value is None else str(value)
+    if name in JOB_OPTIONS:
+        return f"--{JOB_OPTIONS[name]} {spelled}"
+    return f"--{'set' if name in Settings.model_fields else 'fix'} {name}={spelled}"
+
+
+def _assumed(outcome: Outcome, width: int) -> str:
+    if not outcome.assumed:
+        return ""
+    text = ", ".join(f"{name}={words.word(value)}" for name, value in outcome.assumed.items())
+    return "\n".join(["Assumed:", _wrap(text, width, "  ")])
+
+
+def _notes(outcome: Outcome) -> list[str]:
+    best = outcome.best
+    if not best:
+        return []
+    bar = best.evaluation.error_bar
+    out = [f"- step times are estimates; expect them within {bar:.0%} of a measured step"]
+    limit = best.evaluation.step_seconds * (1 + bar)
+    ties = [str(r.rank) for r in outcome.plans[1:] if r.evaluation.step_seconds <= limit]
+    if ties:
+        out.append(
+            f"- a tie within that error: plan{'s' if len(ties) > 1 else ''} {', '.join(ties)} may be as fast"
+        )
+    if 0 < outcome.proven < len(outcome.plans):
+        out.append(f"- the order is proven up to plan {outcome.proven}")
+    return out

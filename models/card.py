@@ -1,0 +1,299 @@
+"""The model card: the architecture facts that memory, time and the rules are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mbsolve.models.counts import total_parameters
+from mbsolve.models.reading import (
+    CardError,
+    card_names,
+    card_sources,
+    explain,
+    find_card,
+    plain_values,
+    read_mapping,
+)
+
+__all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
+
+DATA = Path(__file__).parent / "data"
+MEBI = 2**20
+SMALL_DENSE_PARAMETERS = 20e9
+
+Positive = Annotated[int, Field(strict=True, ge=1)]
+NonNegative = Annotated[int, Field(strict=True, ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class LayerKind(NamedTuple):
+    """What one transformer layer is made of."""
+
+    mixer: Literal["attention", "window_attention"]
+    ffn: Literal["dense", "moe"]
+
+
+@lru_cache(maxsize=256)
+def _layers(
+    num_layers: int, first_k_dense: int, moe: bool, windowed: bool, period: int | None
+) -> tuple[LayerKind, ...]:
+    return tuple(
+        LayerKind(
+            "window_attention" if windowed and (period is None or (i + 1) % period) else "attention",
+            "moe" if moe and i >= first_k_dense else "dense",
+        )
+        for i in range(num_layers)
+    )
+
+
+class Model(BaseModel):
+    """A decoder-only transformer as a card describes it.
+
+    Parameters
+    ----------
+    name, title, aliases
+        The card's own name, the name for people, and other names that find it.
+    num_layers
+        Decoder layers, MTP layers not counted; at least 1.
+    hidden_size, ffn_hidden_size
+        Widths of the residual stream and of a dense FFN. The latter may be None if every layer is MoE.
+    num_attention_heads, num_query_groups, head_dim
+        Query heads, key-value heads (they divide the query heads), width of a head. MLA uses the first alone.
+    vocab_size
+        Rows of the embedding, as trained.
+    attention
+        ``gqa`` (multi-head and multi-query are its ends) or ``mla``.
+    q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        MLA only. ``q_lora_rank`` None: queries come from one full matrix.
+    num_experts, moe_topk, moe_ffn_hidden_size
+        Routed experts, experts a token visits, width of one expert. None on dense models.
+    shared_expert_ffn_hidden_size, shared_expert_gate
+        Total width of the shared experts, and whether a gate scales them.
+    first_k_dense
+        Leading layers with a dense FFN; less than ``num_layers``.
+    router_score_function, router_num_groups, router_group_topk, aux_loss
+        Routing: score, group limit (both or neither), whether an auxiliary loss is configured.
+    mtp_num_layers
+        Multi-token-prediction layers.
+    tie_embeddings, gated_mlp, qk_layernorm, linear_bias, attention_sink
+        Output layer uses the embedding matrix; gate in the FFN; norms on queries and keys; biases of linear
+        layers; one learnt sink per head.
+    sliding_window, window_period
+        Tokens that a windowed layer sees. Layer ``i`` (from 0) is windowed unless ``window_period`` divides
+        ``i + 1``; without a period all layers are.
+    published_params
+        Published total, embeddings and output layer in, MTP apart; None where none is published.
+    tokens_per_batch
+        Published tokens of a global batch, or None.
+    sources
+        Field -> where its value comes from.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is of a wrong type or the fields contradict each other (`parse_model` raises `CardError`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1)]
+    title: str
+    aliases: tuple[str, ...] = ()
+    num_layers: Positive
+    hidden_size: Positive
+    ffn_hidden_size: Positive | None = None
+    num_attention_heads: Positive
+    num_query_groups: Positive
+    head_dim: Positive
+    vocab_size: Positive
+    attention: Literal["gqa", "mla"]
+    q_lora_rank: Positive | None = None
+    kv_lora_rank: Positive | None = None
+    qk_nope_head_dim: Positive | None = None
+    qk_rope_head_dim: Positive | None = None
+    v_head_dim: Positive | None = None
+    num_experts: Positive | None = None
+    moe_topk: Positive | None = None
+    moe_ffn_hidden_size: Positive | None = None
+    shared_expert_ffn_hidden_size: Positive | None = None
+    shared_expert_gate: Flag = False
+    first_k_dense: NonNegative = 0
+    router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    router_num_groups: Positive | None = None
+    router_group_topk: Positive | None = None
+    aux_loss: Flag = False
+    mtp_num_layers: NonNegative = 0
+    tie_embeddings: Flag
+    gated_mlp: Flag = True
+    qk_layernorm: Flag
+    linear_bias: Flag = False
+    attention_sink: Flag = False
+    sliding_window: Positive | None = None
+    window_period: Annotated[int, Field(strict=True, ge=2)] | None = None
+    published_params: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tokens_per_batch: Positive | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Hash by name and depth, because `sources` is a dict; equality still compares every field."""
+        return hash((self.name, self.num_layers, self.hidden_size))
+
+    @model_validator(mode="after")
+    def _attention_is_whole(self) -> Model:
+        latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if self.mla:
+            for field in latent:
+                if getattr(self, field) is None:
+                    raise ValueError(f"{field} is missing, but attention 'mla' needs it.")
+            return self
+        for field in (*latent, "q_lora_rank"):
+            if getattr(self, field) is not None:
+                raise ValueError(
+                    f"{field} is {getattr(self, field)}, but it is allowed with attention 'mla' only."
+                )
+        if self.num_attention_heads % self.num_query_groups:
+            raise ValueError(
+                f"num_query_groups is {self.num_query_groups}, but it must divide "
+                f"num_attention_heads = {self.num_attention_heads}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ffn_is_whole(self) -> Model:
+        experts = self.num_experts
+        if experts is None:
+            routed = ("moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size", "router_num_groups")
+            for field in (*routed, "router_group_topk", "first_k_dense"):
+                if getattr(self, field):
+                    raise ValueError(
+                        f"{field} is {getattr(self, field)}, but it is allowed with num_experts only."
+                    )
+        else:
+            for field in ("moe_topk", "moe_ffn_hidden_size"):
+                if getattr(self, field) is None:
+                    raise ValueError(f"{field} is missing, but num_experts = {experts} needs it.")
+            if self.moe_topk is not None and self.moe_topk > experts:
+                raise ValueError(
+                    f"moe_topk is {self.moe_topk}, but at most num_experts = {experts} is allowed."
+                )
+        if self.first_k_dense >= self.num_layers:
+            raise ValueError(
+                f"first_k_dense is {self.first_k_dense}, but it must be less than num_layers = {self.num_layers}."
+            )
+        if self.ffn_hidden_size is None and (experts is None or self.first_k_dense):
+            raise ValueError("ffn_hidden_size is missing, but some layers have a dense FFN.")
+        if self.shared_expert_gate and self.shared_expert_ffn_hidden_size is None:
+            raise ValueError("shared_expert_gate is true, but it needs shared_expert_ffn_hidden_size.")
+        return self
+
+    @model_validator(mode="after")
+    def _routing_is_whole(self) -> Model:
+        groups, chosen = self.router_num_groups, self.router_group_topk
+        if (groups is None) != (chosen is None):
+            raise ValueError(
+                "router_num_groups and router_group_topk must be given together, but one is missing."
+            )
+        if groups is not None and chosen is not None and self.num_experts is not None:
+            if self.num_experts % groups:
+                raise ValueError(
+                    f"router_num_groups is {groups}, but it must divide num_experts = {self.num_experts}."
+                )
+            if chosen > groups:
+                raise ValueError(
+                    f"router_group_topk is {chosen}, but at most router_num_groups = {groups} is allowed."
+                )
+        if self.window_period is not None and self.sliding_window is None:
+            raise ValueError(f"window_period is {self.window_period}, but it needs sliding_window.")
+        return self
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether some layers have routed experts."""
+        return self.num_experts is not None
+
+    @property
+    def mla(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.attention == "mla"
+
+    def layers(self) -> tuple[LayerKind, ...]:
+        """Return the kind of every decoder layer, first to last, MTP layers not included."""
+        windowed = self.sliding_window is not None
+        return _layers(self.num_layers, self.first_k_dense, self.is_moe, windowed, self.window_period)
+
+    def mtp_layer(self) -> LayerKind:
+        """Return the kind of the layer inside an MTP block: that of the last decoder layer."""
+        return self.layers()[-1]
+
+    def default_tokens_per_batch(self) -> int:
+        """Return the tokens of a global batch when the user names none.
+
+        The card's published value; else 16 Mi for MoE, 4 Mi for dense models below 20e9 parameters, 8 Mi above.
+        """
+        if self.tokens_per_batch is not None:
+            return self.tokens_per_batch
+        if self.is_moe:
+            return 16 * MEBI
+        return (4 if total_parameters(self) < SMALL_DENSE_PARAMETERS else 8) * MEBI
+
+
+def parse_model(raw: Mapping[str, object], where: str = "The model") -> Model:
+    """Build a model from the mapping of a card or of a job file.
+
+    Parameters
+    ----------
+    raw
+        Field -> value or ``{value: ..., source: ...}``; a top-level ``source`` is the default source.
+    where
+        How the error names the card; it starts a sentence.
+
+    Raises
+    ------
+    CardError
+        One sentence: the field, its value, and what is allowed.
+    """
+    default = raw.get("source", where)
+    if not isinstance(default, str):
+        raise CardError(f"{where}: source is {default!r}, but it must be a text.")
+    fields = [field for field in Model.model_fields if field != "sources"]
+    try:
+        values = plain_values({key: value for key, value in raw.items() if key != "source"})
+        found = card_sources(raw, (f for f in fields if f not in ("name", "title", "aliases")), default)
+        return Model.model_validate({"sources": found, **(values if isinstance(values, dict) else {})})
+    except ValidationError as error:
+        raise CardError(explain(error, where, fields)) from error
+    except RecursionError as error:
+        raise CardError(f"{where} contains itself.") from error
+
+
+@lru_cache(maxsize=64)
+def _shipped(path: Path) -> Model:
+    return parse_model(read_mapping(path), f"The model card {path.stem}")
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the shipped cards, sorted."""
+    return card_names(DATA)
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Return the card of a name, an alias or a YAML file.
+
+    Parameters
+    ----------
+    name_or_path
+        A shipped name or alias (case and ``-``, ``_``, ``.`` do not count), or the path of a card: anything
+        with a ``/``, ending in ``.yaml`` or ``.yml``, or naming a file that exists.
+
+    Raises
+    ------
+    CardError
+        If there is no such card, or the file is no valid card.
+    """
+    path = find_card(name_or_path, DATA)
+    return _shipped(path) if path.parent == DATA else parse_model(read_mapping(path), f"The card {path}")

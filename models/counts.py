@@ -1,0 +1,294 @@
+"""Exact parameter counts of one rank and of the whole model, and the FLOPs of a token.
+
+Every tensor-parallel (`tp`), expert-parallel (`ep`) and expert-tensor-parallel (`etp`) degree may be an integer
+or an array of integers; arrays give arrays. Divisions round down, so degrees are expected to divide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mbsolve.models.card import LayerKind, Model
+
+Degree = int | NDArray[np.integer[Any]]
+Count = int | NDArray[np.int64]
+Linears = list[tuple[Count, Count]]
+C = TypeVar("C", int, NDArray[np.int64])
+
+
+class LayerParameters(NamedTuple, Generic[C]):
+    """Parameters of one layer on one rank.
+
+    Attributes
+    ----------
+    dense
+        Parameters sharded or replicated with the dense grid (attention, norms, router, shared experts, dense FFN).
+    expert
+        Parameters of the routed experts on this rank.
+    cached
+        Elements of the Transformer Engine linear weights, dense and expert: those of which FP8 keeps a copy.
+    """
+
+    dense: C
+    expert: C
+    cached: C
+
+
+def _as_count(degree: Degree) -> Count:
+    """Widen arrays to 64 bits: counts of large models overflow 32."""
+    return degree if isinstance(degree, int) else np.asarray(degree, dtype=np.int64)
+
+
+def _at_least(value: int, bound: Count) -> Count:
+    return max(value, bound) if isinstance(bound, int) else np.maximum(value, bound)
+
+
+def _elements(linears: Linears) -> Count:
+    total: Count = 0
+    for rows, columns in linears:
+        total = total + rows * columns
+    return total
+
+
+def _need(value: int | None, field: str) -> int:
+    """Return a value that the card's validators have made sure of."""
+    if value is None:
+        raise ValueError(f"{field} is missing, but the layer needs it.")
+    return value
+
+
+def _attention_linears(model: Model, tp: Count) -> Linears:
+    """(rows, columns) of the attention weights; the MLA down projections are replicated over tensor parallelism."""
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    if not model.mla:
+        groups = _at_least(model.num_query_groups, tp)
+        qkv = (heads + 2 * groups) * model.head_dim // tp
+        return [(qkv, hidden), (hidden, heads * model.head_dim // tp)]
+    nope, rope = (
+        _need(model.qk_nope_head_dim, "qk_nope_head_dim"),
+        _need(model.qk_rope_head_dim, "qk_rope_head_dim"),
+    )
+    value, latent = _need(model.v_head_dim, "v_head_dim"), _need(model.kv_lora_rank, "kv_lora_rank")
+    queries = heads * (nope + rope) // tp
+    if model.q_lora_rank is None:
+        first: Linears = [(queries, hidden)]
+    else:
+        first = [(model.q_lora_rank, hidden), (queries, model.q_lora_rank)]
+    return [
+        *first,
+        (latent + rope, hidden),
+        (heads * (nope + value) // tp, latent),
+        (hidden, heads * value // tp),
+    ]
+
+
+def _ffn_linears(model: Model, width: int, tp: Count) -> Linears:
+    gated = 2 if model.gated_mlp else 1
+    return [(gated * width // tp, model.hidden_size), (model.hidden_size, width // tp)]
+
+
+def _dense_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
+    if kind.ffn == "dense":
+        width = model.ffn_hidden_size
+        return _attention_linears(model, tp) + _ffn_linears(model, _need(width, "ffn_hidden_size"), tp)
+    shared = model.shared_expert_ffn_hidden_size
+    return _attention_linears(model, tp) + (_ffn_linears(model, shared, tp) if shared else [])
+
+
+def _expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
+    if kind.ffn == "dense":
+        return []
+    return _ffn_linears(model, _need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
+
+
+def _vectors(model: Model, kind: LayerKind, tp: Count) -> Count:
+    """Norms, router, biases and sinks: what is no Transformer Engine weight matrix."""
+    hidden = model.hidden_size
+    if model.mla:
+        norms = hidden + (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
+    else:
+        norms = hidden + (2 * model.head_dim if model.qk_layernorm else 0)
+    total: Count = norms + hidden
+    if kind.ffn == "moe":
+        total = total + _need(model.num_experts, "num_experts") * hidden
+        total = total + (hidden if model.shared_expert_gate else 0)
+    if model.attention_sink:
+        total = total + model.num_attention_heads // tp
+    if model.linear_bias:
+        linears = _dense_linears(model, kind, tp)
+        # Upstream builds the projections into and out of the MLA latents without biases.
+        biased = linears if not model.mla else linears[len(_attention_linears(model, tp)) - 1 :]
+        for rows, _ in biased:
+            total = total + rows
+        total = total + (_need(model.num_experts, "num_experts") if kind.ffn == "moe" else 0)
+    return total
+
+
+@overload
+def layer_parameters(
+    model: Model, kind: LayerKind, tp: int = 1, ep: int = 1, etp: int = 1
+) -> LayerParameters[int]: ...
+@overload
+def layer_parameters(
+    model: Model, kind: LayerKind, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1
+) -> LayerParameters[Any]: ...
+def layer_parameters(
+    model: Model, kind: LayerKind, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1
+) -> LayerParameters[Any]:
+    """Return the parameters of one layer on one rank.
+
+    Parameters
+    ----------
+    model, kind
+        The card and the kind of the layer.
+    tp, ep, etp
+        Parallel degrees, at least 1; integers, or arrays that broadcast together.
+
+    Returns
+    -------
+    LayerParameters
+        Plain integers, or arrays of the common shape if any degree is an array.
+    """
+    dense_ranks, expert_ranks, expert_shards = _as_count(tp), _as_count(ep), _as_count(etp)
+    linears, expert_linears = (
+        _dense_linears(model, kind, dense_ranks),
+        _expert_linears(model, kind, expert_shards),
+    )
+    experts = (model.num_experts or 0) // expert_ranks
+    weights = experts * _elements(expert_linears)
+    expert = weights
+    if model.linear_bias:
+        for rows, _ in expert_linears:
+            expert = expert + experts * rows
+    matrices = _elements(linears)
+    counts: tuple[Any, Any, Any] = (matrices + _vectors(model, kind, dense_ranks), expert, matrices + weights)
+    if all(isinstance(degree, int) for degree in (tp, ep, etp)):
+        return LayerParameters(*counts)
+    shape = np.broadcast_shapes(np.shape(tp), np.shape(ep), np.shape(etp))
+    return LayerParameters(*(np.broadcast_to(count, shape) for count in counts))
+
+
+def layer_weight_shapes(
+    model: Model, kind: LayerKind, tp: int = 1, etp: int = 1
+) -> tuple[tuple[int, int], ...]:
+    """Return the distinct (rows, columns) of the Transformer Engine weights of one layer on one rank.
+
+    Gradient-accumulation fusion keeps one dummy gradient for each distinct shape of a process.
+    """
+    linears = _dense_linears(model, kind, tp) + _expert_linears(model, kind, etp)
+    return tuple(dict.fromkeys((int(rows), int(columns)) for rows, columns in linears))
+
+
+@overload
+def embedding_parameters(model: Model, tp: int = 1) -> int: ...
+@overload
+def embedding_parameters(model: Model, tp: Degree = 1) -> Any: ...
+def embedding_parameters(model: Model, tp: Degree = 1) -> Any:
+    """Return the parameters of the embedding on one rank: vocabulary x hidden / tp."""
+    return model.vocab_size * model.hidden_size // _as_count(tp)
+
+
+@overload
+def head_parameters(model: Model, tp: int = 1, *, embedding_here: bool = False) -> int: ...
+@overload
+def head_parameters(model: Model, tp: Degree = 1, *, embedding_here: bool = False) -> Any: ...
+def head_parameters(model: Model, tp: Degree = 1, *, embedding_here: bool = False) -> Any:
+    """Return the parameters of the final norm and the output layer on one rank.
+
+    Parameters
+    ----------
+    model, tp
+        The card; the tensor-parallel degree, an integer or an array.
+    embedding_here
+        Whether the same rank holds the embedding: a tied matrix is then not counted again. On another stage
+        it is a copy of its own.
+    """
+    matrix = embedding_parameters(model, tp)
+    return matrix * (0 if model.tie_embeddings and embedding_here else 1) + model.hidden_size
+
+
+@overload
+def mtp_extra_parameters(model: Model, tp: int = 1) -> int: ...
+@overload
+def mtp_extra_parameters(model: Model, tp: Degree = 1) -> Any: ...
+def mtp_extra_parameters(model: Model, tp: Degree = 1) -> Any:
+    """Return what one MTP block holds on one rank besides its layer: the 2h -> h projection and three norms."""
+    return 2 * model.hidden_size * model.hidden_size // _as_count(tp) + 3 * model.hidden_size
+
+
+def mtp_weight_shape(model: Model, tp: int = 1) -> tuple[int, int]:
+    """Return (rows, columns) of the MTP projection's weight on one rank."""
+    return model.hidden_size // tp, 2 * model.hidden_size
+
+
+def total_parameters(model: Model) -> int:
+    """Return all parameters: embedding, output layer and final norm in, MTP apart."""
+    per_kind = {kind: layer_parameters(model, kind) for kind in set(model.layers())}
+    layers = sum(per_kind[kind].dense + per_kind[kind].expert for kind in model.layers())
+    return layers + embedding_parameters(model) + head_parameters(model, embedding_here=True)
+
+
+def active_parameters(model: Model) -> int:
+    """Return the parameters that one token uses, MTP apart.
+
+    Convention: `total_parameters` less the routed experts that a token does not visit. The router, the shared
+    experts, and the whole embedding and output layer count; some publishers leave the embedding out.
+    """
+    if model.num_experts is None:
+        return total_parameters(model)
+    idle = model.num_experts - _need(model.moe_topk, "moe_topk")
+    moe = [kind for kind in model.layers() if kind.ffn == "moe"]
+    return total_parameters(model) - sum(
+        layer_parameters(model, kind).expert // model.num_experts * idle for kind in moe
+    )
+
+
+def mtp_parameters(model: Model) -> int:
+    """Return the parameters of all MTP blocks; embedding and output layer are shared with the main model."""
+    layer = layer_parameters(model, model.mtp_layer())
+    return model.mtp_num_layers * (layer.dense + layer.expert + mtp_extra_parameters(model))
+
+
+def _multiply_adds(model: Model, kind: LayerKind, seq_len: int) -> float:
+    """Multiply-adds of one token in one layer: every weight it meets once, and its share of the core attention."""
+    visited = (model.moe_topk or 0) * int(_elements(_expert_linears(model, kind, 1)))
+    context = seq_len / 2
+    if kind.mixer == "window_attention":
+        context = min(_need(model.sliding_window, "sliding_window"), context)
+    if model.mla:
+        widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
+        per_head = sum(_need(width, "MLA head width") for width in widths)
+    else:
+        per_head = 2 * model.head_dim
+    return (
+        int(_elements(_dense_linears(model, kind, 1)))
+        + visited
+        + context * model.num_attention_heads * per_head
+    )
+
+
+def flops_per_token(model: Model, seq_len: int) -> float:
+    """Return the model FLOPs of training on one token, as published TFLOP/s count them.
+
+    Parameters
+    ----------
+    model
+        The card; each of its MTP layers counts as a layer, a 2h -> h projection and one more output layer.
+    seq_len
+        Tokens of a sequence; at least 1. A causal token sees half of them on average, or its window if smaller.
+
+    Returns
+    -------
+    float
+        3 x forward (no recompute), 2 FLOPs a multiply-add. MLA by its low-rank projections, top-k and shared
+        experts, no router, norms or softmax.
+    """
+    logits = model.vocab_size * model.hidden_size
+    per_kind = {kind: _multiply_adds(model, kind, seq_len) for kind in set(model.layers())}
+    mtp = per_kind[model.mtp_layer()] + 2 * model.hidden_size**2 + logits
+    forward = sum(per_kind[kind] for kind in model.layers()) + logits + model.mtp_num_layers * mtp
+    return 3 * 2.0 * forward

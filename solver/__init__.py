@@ -1,0 +1,1 @@
+"""How a plan is found: tabulation, bounds, the CP-SAT master and the proof."""

@@ -1,0 +1,134 @@
+"""Why a job has no plan: the demand, rule or budget that stands in the way, and changes that were tried and work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.domains import domains
+from mbsolve.constraints.evaluate import evaluate
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.rule import Rule
+from mbsolve.solver.outcome import Cause, Explanation, Hint
+from mbsolve.solver.search import Found, Objective, Search
+
+GIB = 2**30
+
+
+def explain(
+    job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str], search: Search
+) -> Explanation:
+    """Causes and hints for an infeasible job.
+
+    The causes are found by relaxing: without the memory budgets (is it memory?), then without each demand.
+    """
+    least = _least_memory(job, fixed, forbid)
+    causes = _memory_causes(job, least) if least is not None else _rule_causes(job, fixed, forbid, search)
+    demands = [Cause(rule=f"demand {k}", text=f"{k} is fixed at {v}") for k, v in fixed.items()]
+    demands += [Cause(rule="demand", text=f"{text} is forbidden") for text in forbid]
+    return Explanation(causes=(*causes, *demands), hints=tuple(_hints(job, objective, fixed, forbid)))
+
+
+def _least_memory(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Found | None:
+    """The legal plan with the least peak memory, budgets ignored."""
+    search = Search(job, narrow(domains(job), fixed, forbid), "memory", limited=False)
+    return None if search.pool.empty else search.best([])
+
+
+def _memory_causes(job: Job, least: Found) -> list[Cause]:
+    evaluation = evaluate(job, least.plan)
+    stage = evaluation.worst_stage
+    groups: dict[str, float] = {}
+    for t in stage.terms:
+        name = t.name.split(".")[0]
+        groups[name] = groups.get(name, 0.0) + (t.bytes or 0.0)
+    largest = sorted(groups.items(), key=lambda kv: -kv[1])[:4]
+    parts = ", ".join(f"{name} {b / GIB:.1f}" for name, b in largest)
+    limit = job.machine.hbm_bytes * (1 - job.margin)
+    grid = "x".join(map(str, evaluation.grids.dense))
+    return [
+        Cause(
+            rule="hbm-capacity",
+            text=(
+                f"the leanest legal plan (TPxCPxDPxPP {grid}) needs {stage.peak_device_bytes / GIB:.1f} GiB on "
+                f"pipeline rank {stage.stage} ({parts} GiB)"
+            ),
+        ),
+        Cause(
+            rule="hbm-capacity",
+            text=f"and a GPU has {limit / GIB:.1f} GiB after a margin of {job.margin:.0%}",
+        ),
+        *(
+            [
+                Cause(
+                    rule="host-ram-capacity",
+                    text=(
+                        f"the leanest plan pins {evaluation.host_bytes_per_node / GIB:.0f} GiB a node; a node has "
+                        f"{job.machine.host_ram_bytes_per_node / GIB:.0f} GiB"
+                    ),
+                )
+            ]
+            if evaluation.host_bytes_per_node > job.machine.host_ram_bytes_per_node
+            else []
+        ),
+    ]
+
+
+def _rule_causes(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], search: Search) -> list[Cause]:
+    """Rules whose removal alone would leave a layout; or, failing that, those that removed the most."""
+    removed = search.pool.source.removed
+    by_id = {r.id: r for r in search.rules}
+    ranked = sorted(removed, key=lambda i: -removed[i])
+    single = []
+    for name in ranked:
+        rest = [r for r in search.rules if r.id != name]
+        trial = Search(job, narrow(domains(job), fixed, forbid), "time", limited=False, rules=rest)
+        if not trial.pool.empty and trial.pool.grow(float("inf"), float("-inf")) and trial.pool.chunks:
+            single.append(name)
+    chosen = single[:3] or ranked[:3]
+    return [Cause(rule=n, text=_words(by_id[n], fixed)) for n in chosen if n in by_id]
+
+
+def _words(rule: Rule, fixed: Mapping[str, Any]) -> str:
+    named = ", ".join(f"{n}={fixed[n]}" for n in rule.scope if n in fixed)
+    return f"{rule.text.rstrip('.')}" + (f" (here {named})" if named else f" (decides {', '.join(rule.scope)})")
+
+
+def _hints(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str]) -> list[Hint]:
+    """Single changes that give a plan, each solved; the nearest of each kind."""
+    out = []
+    for name in fixed:
+        rest = {k: v for k, v in fixed.items() if k != name}
+        found = _try(job, objective, rest, forbid)
+        if found is not None:
+            value = found.values.get(name, getattr(found.plan, name, None))
+            out.append(Hint(set={name: value}, text=f"without fixing {name} (it would be {value}): {_cost(job, found)}"))
+    for text in forbid:
+        found = _try(job, objective, fixed, [f for f in forbid if f != text])
+        if found is not None:
+            out.append(Hint(set={"allow": text}, text=f"if {text} were allowed: {_cost(job, found)}"))
+    if not out or fixed or forbid:
+        out += _more_gpus(job, objective, fixed, forbid)
+    return out
+
+
+def _more_gpus(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str]) -> list[Hint]:
+    for factor in (2, 4, 8, 16, 32):
+        gpus = job.gpus * factor
+        bigger = job.model_copy(update={"gpus": gpus, "gbs": max(job.gbs, 1)})
+        bigger = Job(**{k: getattr(bigger, k) for k in Job.model_fields})
+        found = _try(bigger, objective, fixed, forbid)
+        if found is not None:
+            return [Hint(set={"gpus": gpus}, text=f"with {gpus} GPUs: {_cost(bigger, found)}")]
+    return []
+
+
+def _try(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Found | None:
+    search = Search(job, narrow(domains(job), fixed, forbid), objective)
+    return None if search.pool.empty else search.best([])
+
+
+def _cost(job: Job, found: Found) -> str:
+    e = evaluate(job, found.plan)
+    return f"{e.step_seconds:.3g} s a step, {e.worst_stage.peak_device_bytes / GIB:.1f} GiB"

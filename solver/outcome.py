@@ -1,0 +1,100 @@
+"""What a solve returns."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mbsolve.constraints.evaluation import Evaluation
+from mbsolve.constraints.vocabulary import Plan
+
+Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "UNKNOWN"]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Ranked(_Data):
+    """One plan of an outcome, best first; ``differs_from_best`` names its decisions that differ from rank 1."""
+
+    rank: int
+    plan: Plan
+    evaluation: Evaluation
+    differs_from_best: tuple[str, ...] = ()
+
+
+class Cause(_Data):
+    """One clause of an explanation: the rule or budget and its sentence."""
+
+    rule: str
+    text: str
+
+
+class Hint(_Data):
+    """A change that was tried and works, with what it costs; ``set`` is in the words of ``--fix``/``--set``."""
+
+    set: dict[str, Any]
+    text: str
+
+
+class Explanation(_Data):
+    """Why there is no plan, and the nearest changes that give one."""
+
+    causes: tuple[Cause, ...]
+    hints: tuple[Hint, ...] = ()
+
+
+class Statistics(_Data):
+    """Size of the search and where its time went."""
+
+    raw_space: float = 0.0
+    layouts: int = 0
+    excluded: int = 0
+    candidates: int = 0
+    solves: int = 0
+    build_seconds: float = 0.0
+    solve_seconds: float = 0.0
+
+
+class Outcome(_Data):
+    """The answer to a solve.
+
+    ``status`` is OPTIMAL when the first plan is proven best for the cost model, FEASIBLE when the search
+    stopped early (then ``bound_seconds`` says how much better a plan could be), INFEASIBLE when no plan exists
+    (with an ``explanation``), UNKNOWN when time ran out before any plan. ``proven`` counts the leading plans
+    that are proven to be the best of their rank.
+    """
+
+    schema_version: Literal[1] = 1
+    status: Status
+    objective: Literal["time", "memory"] = "time"
+    bound_seconds: float | None = None
+    bound_bytes: float | None = None
+    proven: int = 0
+    plans: tuple[Ranked, ...] = ()
+    assumed: dict[str, Any] = {}
+    explanation: Explanation | None = None
+    statistics: Statistics = Statistics()
+
+    @property
+    def best(self) -> Ranked | None:
+        """The first plan, if any."""
+        return self.plans[0] if self.plans else None
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a solve; ``outcome`` holds the best plans so far."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("interrupted")
+        self.outcome = outcome
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a solve; ``outcome`` holds the best plans so far."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome

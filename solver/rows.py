@@ -1,0 +1,90 @@
+"""The counts of a set of shapes as arrays: one row for each kind of stage, and for each moment of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.moments import COLUMN, worst_moments
+from mbsolve.constraints.placement import STAGE_COUNTS, Replay, stage_classes
+from mbsolve.constraints.schedule import Ints, representative
+from mbsolve.solver.shapes import Columns
+
+STAGE_COLUMN = {name: i for i, name in enumerate(STAGE_COUNTS)}
+SCHEDULE = (
+    "pp",
+    "vpp",
+    "split",
+    "recompute_method",
+    "recompute_num_layers",
+    "activation_offload_layers",
+    "ep_overlap",
+    "microbatches",
+)
+
+
+_moments = lru_cache(maxsize=65536)(worst_moments)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Counts for each shape, padded with zeros.
+
+    Parameters
+    ----------
+    stages : (shapes, stage classes, stage columns); class 0 holds the first pipeline rank.
+    ranks : (shapes, stage classes) pipeline ranks of each class.
+    moments : (shapes, moments, moment columns); padding repeats the first moment.
+    """
+
+    stages: Ints
+    ranks: Ints
+    moments: Ints
+
+    def take(self, index: Ints) -> Rows:
+        """The rows of some shapes."""
+        return Rows(self.stages[index], self.ranks[index], self.moments[index])
+
+
+def stage_rows(job: Job, shapes: Columns, layouts_only: bool = False) -> tuple[Ints, Ints]:
+    """Stage counts and ranks of each shape; with ``layouts_only`` nothing is replayed or offloaded."""
+    names = SCHEDULE[:3] if layouts_only else SCHEDULE[:6]
+    first, inverse = shapes.classes(names)
+    found = []
+    for r in first:
+        at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in names}
+        replay = Replay(
+            at.get("recompute_method", "none"),
+            at.get("recompute_num_layers", 0),
+            at.get("activation_offload_layers", 0),
+        )
+        classes = stage_classes(job.model, at["pp"], at["vpp"], at["split"], replay)
+        found.append((np.array(list(classes), np.int64), np.array(list(classes.values()), np.int64)))
+    width = max((len(f[0]) for f in found), default=1)
+    stages = np.zeros((len(found), width, len(STAGE_COUNTS)), np.int64)
+    ranks = np.zeros((len(found), width), np.int64)
+    for i, (counts, n) in enumerate(found):
+        stages[i, : len(counts)] = counts
+        ranks[i, : len(n)] = n
+    return stages[inverse], ranks[inverse]
+
+
+def rows_of(job: Job, shapes: Columns) -> Rows:
+    """All counts of some full shapes."""
+    stages, ranks = stage_rows(job, shapes)
+    first, inverse = shapes.classes(SCHEDULE)
+    found = []
+    for r in first:
+        at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in SCHEDULE}
+        replay = Replay(at["recompute_method"], at["recompute_num_layers"], at["activation_offload_layers"])
+        few = representative(at["pp"], at["vpp"], at["microbatches"])
+        found.append(_moments(job.model, at["pp"], at["vpp"], at["split"], replay, few, at["ep_overlap"]))
+    height = max((len(f) for f in found), default=1)
+    moments = np.zeros((len(found), height, len(COLUMN)), np.int64)
+    for i, counts in enumerate(found):
+        moments[i, : len(counts)] = counts
+        moments[i, len(counts) :] = counts[0]
+    return Rows(stages, ranks, moments[inverse])

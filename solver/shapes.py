@@ -1,0 +1,300 @@
+"""The shapes of a job: every legal value of the decisions that fix how many of everything there is.
+
+Built by a progressive join: a decision is crossed in, and every rule whose scope is complete filters at once.
+A shape is found in two levels, so that the second is only expanded where the first is promising: the layout
+(grids, micro-batch, pipeline split), then its modes (full recompute, layer offload, overlap, graphs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbsolve.constraints.demands import Demands
+from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.placement import PlacementError, virtual_stages
+from mbsolve.constraints.rule import Rule
+from mbsolve.constraints.splits import splits
+from mbsolve.constraints.vocabulary import DERIVED, SHAPE, Split
+
+Ints = NDArray[np.int64]
+
+LAYOUT = SHAPE[: SHAPE.index("split") + 1]
+MODES = SHAPE[SHAPE.index("split") + 1 :]
+NEEDS = {"dp": ("tp", "cp", "pp"), "edp": ("etp", "ep", "pp"), "microbatches": ("tp", "cp", "pp", "mbs")}
+
+
+@dataclass
+class Columns:
+    """A table of shapes: for each decision, the values it takes and a code for each row."""
+
+    values: dict[str, list[Any]]
+    codes: dict[str, Ints]
+    rows: int
+
+    def take(self, index: NDArray[Any]) -> Columns:
+        """The rows at ``index`` (integers or a mask)."""
+        codes = {name: code[index] for name, code in self.codes.items()}
+        rows = int(np.count_nonzero(index)) if index.dtype == bool else len(index)
+        return Columns(self.values, codes, rows)
+
+    def row(self, i: int) -> dict[str, Any]:
+        """One shape as decision -> value."""
+        return {name: self.values[name][int(code[i])] for name, code in self.codes.items()}
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The column of a decision as values; ``split`` stays a code."""
+        if name == "split":
+            return self.codes[name]
+        return np.array(self.values[name])[self.codes[name]]
+
+    @cached_property
+    def keys(self) -> dict[tuple[str, ...], tuple[Ints, Ints]]:
+        """Cache of `classes`."""
+        return {}
+
+    def classes(self, names: Sequence[str]) -> tuple[Ints, Ints]:
+        """Distinct combinations of some columns: (first row of each, class of every row)."""
+        key = tuple(names)
+        if key not in self.keys:
+            code = np.zeros(self.rows, np.int64)
+            for name in key:
+                code = code * len(self.values[name]) + self.codes[name]
+                if len(key) > 3:
+                    code = np.unique(code, return_inverse=True)[1]
+            _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+            self.keys[key] = (first, inverse)
+        return self.keys[key]
+
+    def with_derived(self, job: Job) -> Columns:
+        """The same rows with the sizes that follow from them."""
+        sizes = derive(job, {n: self.array(n) for n in ("tp", "cp", "pp", "ep", "etp", "mbs")})
+        values, codes = dict(self.values), dict(self.codes)
+        for name in DERIVED:
+            found, code = np.unique(np.broadcast_to(sizes[name], (self.rows,)), return_inverse=True)
+            values[name], codes[name] = [int(v) for v in found], code
+        return Columns(values, codes, self.rows)
+
+
+def scope_rows(columns: Columns, scope: Iterable[str]) -> tuple[tuple[str, ...], Ints, Ints]:
+    """Columns that a scope needs, with its distinct rows and the class of every row."""
+    names = tuple(dict.fromkeys(n for name in scope for n in NEEDS.get(name, (name,))))
+    first, inverse = columns.classes(names)
+    return names, first, inverse
+
+
+def values_at(job: Job, columns: Columns, names: Sequence[str], row: int) -> dict[str, Any]:
+    """Values of some decisions in one row, with the derived sizes that they determine."""
+    out = {n: columns.values[n][int(columns.codes[n][row])] for n in names}
+    known = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "mbs": 1} | out
+    return derive(job, known) | out
+
+
+def keep_legal(job: Job, columns: Columns, rules: Iterable[Rule], counts: dict[str, int] | None = None) -> Columns:
+    """The rows that satisfy every rule; ``counts`` receives how many rows each rule removed."""
+    mask = np.ones(columns.rows, bool)
+    for rule in rules:
+        names, first, inverse = scope_rows(columns, rule.scope)
+        ok = np.fromiter((_holds(rule, job, values_at(job, columns, names, int(r))) for r in first), bool, len(first))
+        if counts is not None and not ok.all():
+            counts[rule.id] = counts.get(rule.id, 0) + int((mask & ~ok[inverse]).sum())
+        mask &= ok[inverse]
+    return columns if mask.all() else columns.take(mask)
+
+
+def _holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
+    try:
+        return rule.holds(job.facts, values)
+    except PlacementError:
+        return False
+
+
+def _cross(columns: Columns, name: str, values: Sequence[Any]) -> Columns:
+    n = len(values)
+    codes = {k: np.repeat(v, n) for k, v in columns.codes.items()}
+    codes[name] = np.tile(np.arange(n), columns.rows)
+    return Columns({**columns.values, name: list(values)}, codes, columns.rows * n)
+
+
+def _ready(rules: Iterable[Rule], done: set[str], before: set[str]) -> list[Rule]:
+    """Rules whose scope has just become complete."""
+    out = []
+    for rule in rules:
+        needs = {n for name in rule.scope for n in NEEDS.get(name, (name,))}
+        if needs and needs <= done and not needs <= before:
+            out.append(rule)
+    return out
+
+
+class Shapes:
+    """The layouts of a job, and their expansion to full shapes.
+
+    Parameters
+    ----------
+    job, demands : what is asked.
+    rules : hard rules whose scope lies inside the shape decisions; the rest is the encoder's.
+    """
+
+    def __init__(self, job: Job, demands: Demands, rules: Sequence[Rule]) -> None:
+        self.job, self.demands = job, demands
+        self.rules = list(rules)
+        self.removed: dict[str, int] = {}
+        self.layouts = self._layouts()
+
+    def _allowed(self, name: str) -> list[Any]:
+        """Values of one decision that its single-decision rules allow."""
+        out = []
+        for value in self.demands.domains[name]:
+            bad = [
+                r.id for r in self.rules if set(r.scope) == {name} and not _holds(r, self.job, {name: value})
+            ]
+            if bad:
+                self.removed[bad[0]] = self.removed.get(bad[0], 0) + 1
+            else:
+                out.append(value)
+        return out
+
+    def _layouts(self) -> Columns:
+        columns = Columns({}, {}, 1)
+        done: set[str] = set()
+        for name in ("tp", "cp", "pp", "ep", "etp", "mbs", "sequence_parallel"):
+            columns = _cross(columns, name, self._allowed(name))
+            columns = self._filter(columns, done, name)
+        for name, wanted in self.demands.derived.items():
+            sizes = derive(self.job, {n: columns.array(n) for n in ("tp", "cp", "pp", "ep", "etp", "mbs")})
+            columns = columns.take(np.broadcast_to(sizes[name], (columns.rows,)) == wanted)
+        columns = self._pipelines(columns)
+        before = set(done)
+        done |= {"vpp", "split"}
+        return keep_legal(self.job, columns, _ready(self.rules, done, before), self.removed)
+
+    def _filter(self, columns: Columns, done: set[str], name: str) -> Columns:
+        before = set(done)
+        done.add(name)
+        rules = [r for r in _ready(self.rules, done, before) if set(r.scope) != {name}]
+        return keep_legal(self.job, columns, rules, self.removed)
+
+    def _pipelines(self, columns: Columns) -> Columns:
+        """Cross in the interleaving and the split, which depend on the number of pipeline stages."""
+        known: dict[Split, int] = {}
+        choices: dict[int, list[tuple[int, int]]] = {}
+        vpps = self._allowed("vpp")
+        early = [r for r in self.rules if "split" not in r.scope and "vpp" in r.scope]
+        for pp in columns.values["pp"]:
+            choices[pp] = [
+                (vpps.index(vpp), known.setdefault(s, len(known)))
+                for vpp in vpps
+                if vpp == 1 or pp * vpp <= self.job.model.num_layers + 2
+                for s in self._splits(pp, vpp)
+            ]
+        pps = columns.array("pp")
+        sizes = np.array([len(choices[int(p)]) for p in pps], np.int64) if columns.rows else np.zeros(0, np.int64)
+        index = np.repeat(np.arange(columns.rows), sizes)
+        pairs = [choices[int(p)] for p in pps]
+        flat = np.array([pair for mine in pairs for pair in mine], np.int64).reshape(-1, 2)
+        out = columns.take(index)
+        out.values = {**out.values, "vpp": vpps, "split": list(known)}
+        out.codes |= {"vpp": flat[:, 0], "split": flat[:, 1]}
+        del early
+        return out
+
+    def _splits(self, pp: int, vpp: int) -> list[Split]:
+        wanted = self.demands.split
+        found: list[Split] = [wanted] if wanted is not None else list(splits(self.job.model, pp, vpp))
+        if self.demands.no_layout:
+            found = [s for s in found if s.layout is None]
+        out = []
+        for split in found:
+            try:
+                virtual_stages(self.job.model, pp, vpp, split)
+            except PlacementError:
+                continue
+            out.append(split)
+        return out
+
+    def expand(self, index: Ints) -> Columns:
+        """Full shapes of some layouts, with derived sizes and the column ``layout`` (row in `layouts`)."""
+        layouts = self.layouts.take(index)
+        depth = self.depths(layouts)
+        modes = self._modes(int(depth.max(initial=0)), bool((layouts.array("pp") == 1).any()))
+        names = ("recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl")
+        columns = layouts
+        columns = Columns(
+            {**columns.values, "layout": list(range(self.layouts.rows))},
+            {**columns.codes, "layout": np.asarray(index, np.int64)},
+            columns.rows,
+        )
+        n = len(modes)
+        codes = {k: np.repeat(v, n) for k, v in columns.codes.items()}
+        values = dict(columns.values)
+        for j, name in enumerate(names):
+            values[name] = sorted({m[j] for m in modes}, key=str) if modes else []
+            code = np.array([values[name].index(m[j]) for m in modes], np.int64)
+            codes[name] = np.tile(code, columns.rows)
+        out = Columns(values, codes, columns.rows * n)
+        layers = out.array("recompute_num_layers") if n else np.zeros(0)
+        method = out.array("recompute_method") if n else np.zeros(0)
+        offload = out.array("activation_offload_layers") if n else np.zeros(0)
+        deep = np.repeat(depth, n)
+        keep = ((method != "block") | (layers < deep)) & ((offload == 0) | (np.repeat(layouts.array("pp"), n) == 1))
+        fixed_block = self.demands.domains["recompute_num_layers"]
+        if len(fixed_block) == 1:
+            keep |= (method == "block") & (layers <= deep)
+        out = out.take(keep)
+        rules = _ready(self.rules, set(SHAPE), set(LAYOUT))
+        return keep_legal(self.job, out, rules, self.removed).with_derived(self.job)
+
+    def depths(self, layouts: Columns) -> Ints:
+        """Most layers on one virtual stage, for each layout."""
+        first, inverse = layouts.classes(("pp", "vpp", "split"))
+        out = []
+        for r in first:
+            row = {n: layouts.values[n][int(layouts.codes[n][r])] for n in ("pp", "vpp", "split")}
+            stages = virtual_stages(self.job.model, row["pp"], row["vpp"], row["split"])
+            out.append(max(sum(i.kind is not None for i in s) for s in stages))
+        return np.array(out, np.int64)[inverse] if len(out) else np.zeros(0, np.int64)
+
+    def _modes(self, depth: int, single: bool) -> list[tuple[Any, ...]]:
+        """Combinations of the mode decisions that could be legal for some layout."""
+        out: list[tuple[Any, ...]] = []
+        numbers = self.demands.domains["recompute_num_layers"]
+        for method in self._allowed("recompute_method"):
+            if method == "none":
+                layers = [n for n in numbers if n == 0]
+            elif method == "uniform":
+                layers = [n for n in numbers if n >= 1][:1]
+            else:
+                layers = [n for n in numbers if 1 <= n <= max(depth, 1)]
+            for n in layers:
+                for offload in self._allowed("activation_offload_layers"):
+                    if offload and not (single and method == "none"):
+                        continue
+                    for overlap in self._allowed("ep_overlap"):
+                        for impl in self._allowed("cuda_graph_impl"):
+                            out.append((method, n, offload, overlap, impl))
+        rules = [
+            r
+            for r in self.rules
+            if set(r.scope) <= {"recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl"}
+        ]
+        names = ("recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl")
+        return [
+            m
+            for m in out
+            if all(_holds(r, self.job, dict(zip(names, m, strict=True))) for r in rules if len(r.scope) > 1)
+        ]
+
+
+def shape_rules(rules: Iterable[Rule]) -> tuple[list[Rule], list[Rule]]:
+    """Split rules into those over shape decisions alone, and those that name a feature."""
+    shape = set(SHAPE) | set(DERIVED)
+    inside = [r for r in rules if set(r.scope) <= shape]
+    return inside, [r for r in rules if not set(r.scope) <= shape]
+
+
+Progress = Callable[[str], None]

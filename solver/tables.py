@@ -1,0 +1,154 @@
+"""Terms and rules as tables: arrays over classes of shapes and tuples of features.
+
+A term is called once with arrays over its own scope only, so the cost of tabulation follows the number of
+distinct inputs, not the number of shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbsolve.constraints.domains import Domains
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.rule import Rule, Term
+from mbsolve.constraints.vocabulary import FEATURES
+from mbsolve.solver.shapes import Columns, Ints, scope_rows, values_at
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Domains of the feature decisions, and the rules over them alone as boolean arrays."""
+
+    job: Job
+    values: dict[str, tuple[Any, ...]]
+    pure: tuple[tuple[tuple[str, ...], Bools], ...]
+    mixed: tuple[Rule, ...]
+
+    def legal(self, names: Sequence[str], extra: Iterable[tuple[tuple[str, ...], Bools]] = ()) -> Ints:
+        """Index tuples over ``names`` that satisfy every rule inside them; shape (tuples, len(names))."""
+        tables = [t for t in (*self.pure, *extra) if set(t[0]) <= set(names)]
+        columns: dict[str, Ints] = {}
+        size, done = 1, set[str]()
+        for name in names:
+            n = len(self.values[name])
+            columns = {k: np.repeat(v, n) for k, v in columns.items()}
+            columns[name] = np.tile(np.arange(n), size)
+            done.add(name)
+            keep = np.ones(size * n, bool)
+            for scope, allowed in tables:
+                if name in scope and set(scope) <= done:
+                    keep &= allowed[tuple(columns[s] for s in scope)]
+            columns = {k: v[keep] for k, v in columns.items()}
+            size = int(keep.sum())
+        return np.stack([columns[n] for n in names], 1) if names else np.zeros((1, 0), np.int64)
+
+    def arrays(self, names: Sequence[str], tuples: Ints) -> dict[str, NDArray[Any]]:
+        """Values of the tuples, one row array for each name."""
+        return {n: np.array(self.values[n])[tuples[:, i]][None, :] for i, n in enumerate(names)}
+
+
+def split_scope(scope: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(shape decisions and derived sizes, features) of a scope."""
+    names = tuple(scope)
+    return tuple(n for n in names if n not in FEATURES), tuple(n for n in names if n in FEATURES)
+
+
+def feature_space(job: Job, domains: Domains, rules: Iterable[Rule]) -> Features:
+    """The features of a job, with every value that a single-feature rule forbids removed."""
+    values = {name: domains[name] for name in FEATURES}
+    pure, mixed = [], []
+    for rule in rules:
+        shape, features = split_scope(rule.scope)
+        if shape:
+            mixed.append(rule)
+        elif len(features) == 1:
+            name = features[0]
+            values[name] = tuple(v for v in values[name] if rule.holds(job.facts, {name: v}))
+        else:
+            pure.append(rule)
+    tables = []
+    for rule in pure:
+        table = _rule_table(job, rule, rule.scope, values, {})
+        if not table.all():
+            tables.append((rule.scope, table))
+    return Features(job, values, tuple(tables), tuple(mixed))
+
+
+def _rule_table(
+    job: Job, rule: Rule, features: Sequence[str], values: dict[str, tuple[Any, ...]], shape: dict[str, Any]
+) -> Bools:
+    """Truth of a rule over its features, the shape decisions given."""
+    dims = [len(values[n]) for n in features]
+    flat = [
+        rule.holds(job.facts, {**shape, **dict(zip(features, combination, strict=True))})
+        for combination in itertools.product(*(values[n] for n in features))
+    ]
+    return np.array(flat, bool).reshape(dims)
+
+
+@dataclass(frozen=True)
+class MixedTable:
+    """A rule that ties features to shapes: one table for each class of shapes."""
+
+    rule: Rule
+    features: tuple[str, ...]
+    of_class: tuple[Bools, ...]
+    classes: Ints
+
+
+def mixed_tables(features: Features, shapes: Columns) -> list[MixedTable]:
+    """The mixed rules over a set of shapes, without those that always hold there."""
+    out = []
+    for rule in features.mixed:
+        shape, names = split_scope(rule.scope)
+        needed, first, inverse = scope_rows(shapes, shape)
+        cache: dict[tuple[Any, ...], Bools] = {}
+        tables = []
+        for row in first:
+            at = values_at(features.job, shapes, needed, int(row))
+            key = tuple(str(at[n]) for n in shape)
+            if key not in cache:
+                cache[key] = _rule_table(features.job, rule, names, features.values, at)
+            tables.append(cache[key])
+        if not all(t.all() for t in tables):
+            out.append(MixedTable(rule, names, tuple(tables), inverse))
+    return out
+
+
+@dataclass(frozen=True)
+class TermTable:
+    """Values of one term: ``values[class, tuple]`` for one count, in seconds or bytes."""
+
+    term: Term
+    features: tuple[str, ...]
+    tuples: Ints
+    values: Floats
+    classes: Ints
+
+
+def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
+    """Tabulate terms over a set of shapes; terms that are zero throughout are left out."""
+    out = []
+    legal: dict[tuple[str, ...], Ints] = {}
+    for term in terms:
+        shape, names = split_scope(term.scope)
+        first, inverse = shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
+        if names not in legal:
+            legal[names] = features.legal(names)
+        tuples = legal[names]
+        at: dict[str, Any] = {n: shapes.array(n)[first][:, None] for n in shape}
+        at |= features.arrays(names, tuples)
+        raw = np.asarray(term.call(features.job.facts, at), float)
+        values = np.broadcast_to(raw, (len(first), len(tuples)))
+        if values.any():
+            out.append(TermTable(term, names, tuples, values, inverse))
+    return out
