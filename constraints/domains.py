@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.rules.useful import (
+    useful_graph_scopes,
+    useful_offload_modules,
+    useful_recompute_modules,
+)
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import (
     DECISIONS,
@@ -61,12 +66,14 @@ def domains(job: Job) -> Domains:
         "precision_aware_optimizer": (False, True),
         "optimizer_offload_fraction": tuple(i / OFFLOAD_STEPS for i in range(OFFLOAD_STEPS + 1)),
     }
-    for prefix, names in (
-        ("recompute", RECOMPUTE_MODULES),
-        ("offload", OFFLOAD_MODULES),
-        ("graph", GRAPH_SCOPES),
+    if not model.is_moe:
+        out |= {"dispatcher": ("alltoall",), "ep_overlap": (False,), "delay_wgrad": (False,), "etp": (1,)}
+    for prefix, names, useful in (
+        ("recompute", RECOMPUTE_MODULES, useful_recompute_modules(model)),
+        ("offload", OFFLOAD_MODULES, useful_offload_modules(model)),
+        ("graph", GRAPH_SCOPES, useful_graph_scopes(model)),
     ):
-        out |= {f"{prefix}_{name}": (False, True) for name in names}
+        out |= {f"{prefix}_{name}": (False, True) if name in useful else (False,) for name in names}
     return out
 
 

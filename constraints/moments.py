@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mbsolve.constraints.placement import STAGE_COUNTS, Replay, Stage, chunks_of, replayed, stage_counts, virtual_stages
-from mbsolve.constraints.schedule import Ints, State, representative, states, undominated
+from mbsolve.constraints.schedule import Ints, representative, states, undominated, undominated_index
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import LayerKind, Model
 
@@ -109,6 +109,9 @@ class Block(NamedTuple):
             yield f"backward of attention in {ffn} layer", attention
 
 
+_ZERO = np.zeros(len(MOMENT_COUNTS), np.int64)
+
+
 def _at(name: str) -> Ints:
     v = np.zeros(len(MOMENT_COUNTS), np.int64)
     v[COLUMN[name]] = 1
@@ -144,49 +147,64 @@ def _run_ends(blocks: list[Block]) -> list[int]:
     return ends
 
 
-def _chunk_moments(
-    state: State, chunks: tuple[Stage, ...], blocks: list[list[Block]], whole: list[Ints], left: list[Ints]
-) -> Iterator[tuple[str, Ints]]:
-    """Moments of one pass, without the stage counts."""
-    c = state.chunk
-    live = sum((n * w for n, w in zip(state.in_flight, whole, strict=True)), np.zeros(len(MOMENT_COUNTS), np.int64))
-    others = sum(
-        (s * v for i, (s, v) in enumerate(zip(state.stale, left, strict=True)) if i != c),
-        np.zeros(len(MOMENT_COUNTS), np.int64),
-    )
-    mine = blocks[c]
-    stale = state.stale[c]
-    what = [item.what for item in chunks[c]]
-    mtp = what.count("mtp")
+def _forward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
+    """What the moments of a chunk's forward hold beside what was in flight before it."""
     p2p = _at("p2p")
-    suffix = f", chunk {c}" if len(chunks) > 1 else ""
-    lives = [b.live() for b in mine]
-    lefts = [b.left() for b in mine]
-    zero = np.zeros(len(MOMENT_COUNTS), np.int64)
-    head = np.zeros(len(MOMENT_COUNTS), np.int64)
-    if "head" in what:
-        head[COLUMN["live_head"]] = 1 + mtp
-        head[COLUMN["live_logits"]] = 1 + mtp
-    if state.forward:
-        for i in _run_ends(mine):
-            held = live + sum(lives[: i + 1], zero) + others + stale * sum(lefts[i + 1 :], zero) + p2p
-            for label, extra in mine[i].forward():
-                yield label + suffix, held + extra
-        if "head" in what:
-            loss = live + sum(lives, zero) + others + head + p2p + _at("at_loss")
-            loss[COLUMN["live_logits"]] -= 1
-            yield "loss forward (logits and saved copy)", loss
-        return
-    if "head" in what:
-        yield "loss backward", live + others + stale * left[c] + _at("at_loss_backward")
-    live = live - head
-    for i in reversed(_run_ends(mine)):
-        gone = sum(lives[i + 1 :], zero)
-        residue = sum(lefts[i + 1 :], zero) + stale * sum(lefts[:i], zero)
+    lives = np.cumsum([_ZERO, *(b.live() for b in mine)], axis=0)
+    lefts = np.cumsum([_ZERO, *(b.left() for b in mine)], axis=0)
+    for i in _run_ends(mine):
+        held = lives[i + 1] + int(stale) * (lefts[-1] - lefts[i + 1]) + p2p
+        for label, extra in mine[i].forward():
+            yield label, held + extra
+    if any(item.what == "head" for item in chunk):
+        loss = lives[-1] + _head(chunk) + p2p + _at("at_loss")
+        loss[COLUMN["live_logits"]] -= 1
+        yield "loss forward (logits and saved copy)", loss
+
+
+def _backward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
+    """What the moments of a chunk's backward hold beside what was in flight before it."""
+    p2p, head = _at("p2p"), _head(chunk)
+    lives = np.cumsum([_ZERO, *(b.live() for b in mine)], axis=0)
+    lefts = np.cumsum([_ZERO, *(b.left() for b in mine)], axis=0)
+    if head.any():
+        yield "loss backward", int(stale) * lefts[-1] + _at("at_loss_backward")
+    for i in _run_ends(mine):
+        gone = lives[-1] - lives[i + 1] + head
+        residue = lefts[-1] - lefts[i + 1] + int(stale) * lefts[i]
         for label, extra in mine[i].backward():
-            yield label + suffix, live - gone + others + residue + p2p + extra
-    if "embedding" in what:
-        yield "embedding gradient", live - sum(lives, zero) + others + left[c] + _at("at_embedding_grad")
+            yield label, residue - gone + p2p + extra
+    if any(item.what == "embedding" for item in chunk):
+        yield "embedding gradient", lefts[-1] - lives[-1] - head + _at("at_embedding_grad")
+
+
+def _head(chunk: Stage) -> Ints:
+    """Counts of the final norm and the logits of a chunk that computes the loss."""
+    v = _ZERO.copy()
+    if any(item.what == "head" for item in chunk):
+        number = 1 + sum(item.what == "mtp" for item in chunk)
+        v[COLUMN["live_head"]] = v[COLUMN["live_logits"]] = number
+    return v
+
+
+@lru_cache(maxsize=16384)
+def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[tuple[str, ...], Ints]:
+    """Labels and counts of the moments of one pass of a chunk, beside what was in flight before it."""
+    walk = _forward_offsets if forward else _backward_offsets
+    pairs = list(walk(chunk, blocks_of(chunk, replay), stale))
+    return tuple(label for label, _ in pairs), np.array([v for _, v in pairs])
+
+
+@lru_cache(maxsize=16384)
+def _whole(chunk: Stage, replay: Replay) -> Ints:
+    """Counts that one micro-batch of a chunk holds between its forward and its backward."""
+    return np.asarray(sum((b.live() for b in blocks_of(chunk, replay)), _head(chunk)))
+
+
+@lru_cache(maxsize=16384)
+def _left(chunk: Stage, replay: Replay) -> Ints:
+    """Counts that stay referenced after a backward of a chunk."""
+    return np.asarray(sum((b.left() for b in blocks_of(chunk, replay)), _ZERO))
 
 
 @lru_cache(maxsize=65536)
@@ -200,34 +218,32 @@ def rank_moments(
     base = np.zeros(len(MOMENT_COUNTS), np.int64)
     counts = stage_counts(chunks, pp, replay)
     base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
-    blocks = [blocks_of(chunk, replay) for chunk in chunks]
-    whole, left = [], []
-    for chunk, mine in zip(chunks, blocks, strict=True):
-        total = sum((b.live() for b in mine), np.zeros(len(MOMENT_COUNTS), np.int64))
-        if any(item.what == "head" for item in chunk):
-            mtp = sum(item.what == "mtp" for item in chunk)
-            total[COLUMN["live_head"]] += 1 + mtp
-            total[COLUMN["live_logits"]] += 1 + mtp
-        whole.append(total)
-        left.append(sum((b.left() for b in mine), np.zeros(len(MOMENT_COUNTS), np.int64)))
-    found: dict[bytes, tuple[str, Ints]] = {}
+    whole, left = np.array([_whole(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
+    alike: dict[tuple[bool, Stage, bool], list[Ints]] = {}
     for state in states(pp, len(chunks), rank, microbatches, overlap):
-        for label, vector in _chunk_moments(state, chunks, blocks, whole, left):
-            found.setdefault(vector.tobytes(), (label, vector))
-    rest = sum(left, np.zeros(len(MOMENT_COUNTS), np.int64)) + _at("at_rest")
+        held = state.in_flight @ whole + state.others @ left
+        alike.setdefault((state.forward, chunks[state.chunk], state.stale), []).append(held)
+    labels: list[str] = []
+    found: list[Ints] = []
+    for (forward, chunk, stale), parts in alike.items():
+        held = undominated(np.vstack(parts))
+        names, extra = _offsets(chunk, replay, forward, stale)
+        found.append((held[:, None, :] + extra[None, :, :]).reshape(-1, len(MOMENT_COUNTS)))
+        labels += list(names) * len(held)
+    rest = left.sum(axis=0) + _at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
-    step = rest + _at("at_optimizer")
+    update = rest + _at("at_optimizer")
     for name in ("dense", "moe", "mtp", "embedding", "head"):
-        step[COLUMN[f"step_{name}"]] = counts[name]
-    for label, vector in (("between steps", rest), ("optimizer step", step)):
-        found.setdefault(vector.tobytes(), (label, vector))
-    labels = {k: v[0] for k, v in found.items()}
-    rows = undominated(np.array([v for _, v in found.values()]))
-    order = [labels[row.tobytes()] for row in rows]
+        update[COLUMN[f"step_{name}"]] = counts[name]
+    rows = np.vstack([*found, update])
+    labels.append("optimizer step")
+    index = undominated_index(rows)
     # The state between steps is reported even where another moment dominates it.
-    if rest.tobytes() not in {r.tobytes() for r in rows}:
-        rows, order = np.vstack([rows, rest]), [*order, "between steps"]
-    return Moments(rank, tuple(order), rows + base)
+    return Moments(
+        rank,
+        (*(labels[i] for i in index), "between steps"),
+        np.vstack([rows[index], rest]) + base,
+    )
 
 
 def all_moments(

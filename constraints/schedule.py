@@ -11,32 +11,35 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class State(NamedTuple):
-    """What a pipeline rank holds just before one pass.
+class States(NamedTuple):
+    """What a pipeline rank holds just before its passes of one kind.
 
     Parameters
     ----------
-    forward : whether the pass is a forward.
-    chunk : the virtual stage of the rank that it works on.
-    in_flight : micro-batches held for each chunk, shape (vpp,).
-    stale : 1 for a chunk whose last pass was a backward, shape (vpp,).
+    forward : whether the passes are forwards.
+    chunk : the virtual stage of the rank that they work on.
+    stale : whether the last pass of that chunk was a backward.
+    in_flight : micro-batches held for each chunk, shape (states, vpp).
+    others : 1 for another chunk whose last pass was a backward, shape (states, vpp).
     """
 
     forward: bool
     chunk: int
-    in_flight: tuple[int, ...]
-    stale: tuple[int, ...]
+    stale: bool
+    in_flight: Ints
+    others: Ints
 
 
 def passes(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> list[tuple[bool, int]]:
     """The passes of one rank in order, as (is forward, chunk): 1F1B, or interleaved 1F1B in groups of ``pp``.
 
-    ``overlap`` is expert-parallel overlap, which keeps one more forward in flight.
+    ``overlap`` is expert-parallel overlap, which keeps one more forward in flight under interleaving; without it
+    the overlapped forward fills layers as the backward empties them.
     Source: NVIDIA/Megatron-LM megatron/core/pipeline_parallel/schedules.py.
     """
     total = microbatches * vpp
     warmup = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * pp
-    warmup = min(warmup + int(overlap), total)
+    warmup = min(warmup + int(overlap and vpp > 1), total)
     order: list[int] = []
     for group in range(0, microbatches, pp):
         for chunk in range(vpp):
@@ -54,9 +57,9 @@ def representative(pp: int, vpp: int, microbatches: int) -> int:
     return min(microbatches, 4 * pp if vpp > 1 else pp + 3)
 
 
-@lru_cache(maxsize=65536)
-def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tuple[State, ...]:
-    """The distinct states of one rank, without those that hold no more than another for the same pass.
+@lru_cache(maxsize=8192)
+def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tuple[States, ...]:
+    """The states of one rank, by kind of pass.
 
     ``microbatches`` should be `representative` of the run, which keeps the cache small.
     """
@@ -69,28 +72,35 @@ def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tu
     index = np.arange(1, len(seq) + 1)[:, None]
     last_forward = np.maximum.accumulate(np.where(hot > 0, index, 0), axis=0)
     last_backward = np.maximum.accumulate(np.where(hot < 0, index, 0), axis=0)
-    stale_after = (last_backward > last_forward).astype(np.int64)
-    stale = np.vstack([np.zeros((1, vpp), np.int64), stale_after[:-1]])
-    table = np.unique(np.column_stack([forward.astype(np.int64), chunk, before, stale]), axis=0)
-    kept: list[State] = []
-    for is_forward in (1, 0):
+    stale = np.zeros((len(seq), vpp), np.int64)
+    stale[1:] = (last_backward > last_forward)[:-1]
+    out: list[States] = []
+    for way in (True, False):
         for c in range(vpp):
-            rows = table[(table[:, 0] == is_forward) & (table[:, 1] == c)][:, 2:]
-            for row in undominated(rows):
-                kept.append(State(bool(is_forward), c, tuple(row[:vpp].tolist()), tuple(row[vpp:].tolist())))
-    return tuple(kept)
+            for old in (False, True):
+                mine = (forward == way) & (chunk == c) & (stale[:, c] == old)
+                if mine.any():
+                    others = stale[mine].copy()
+                    others[:, c] = 0
+                    out.append(States(way, c, old, before[mine], others))
+    return tuple(out)
 
 
 def undominated(rows: Ints) -> Ints:
-    """The rows that no other row equals or exceeds in every column, in a stable order."""
+    """The rows that no other row equals or exceeds in every column, largest sum first."""
+    return rows[undominated_index(rows)]
+
+
+def undominated_index(rows: Ints) -> Ints:
+    """Positions of `undominated` rows; of equal rows the first one is kept."""
     if len(rows) < 2:
-        return rows
-    rows = np.unique(rows, axis=0)
-    order = np.lexsort((np.arange(len(rows)), -rows.sum(axis=1)))
-    rows = rows[order]
+        return np.arange(len(rows))
+    left = np.argsort(-rows.sum(axis=1), kind="stable")
+    live = rows[:, (rows != rows[0]).any(axis=0)]
     keep: list[int] = []
-    for i in range(len(rows)):
-        if keep and (rows[keep] >= rows[i]).all(axis=1).any():
-            continue
-        keep.append(i)
-    return rows[keep]
+    while len(left):
+        best = left[0]
+        keep.append(int(best))
+        left = left[1:]
+        left = left[(live[left] > live[best]).any(axis=1)]
+    return np.array(keep, np.int64)

@@ -62,7 +62,7 @@ def solve_command(
         str | None, typer.Option(metavar="N", help="GPUs placed together in an NVLink domain.")
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="Share of memory to keep free.  [default: 0.03]")
+        str | None, typer.Option(metavar="SHARE", help="Share of memory to keep free.  [default: 0.03]")
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="NAME", help="bridge, bridge-0.6, megatron-lm.  [default: bridge]")
@@ -145,10 +145,15 @@ def _solve(
             outcome = solve(job, top=top, progress=progress, **demands)
     except Interrupted as stop:
         outcome, interrupted = stop.outcome, True
+    except KeyboardInterrupt:
+        return _fail("stopped before a plan was found.", INTERRUPTED)
     text = _report(job, outcome)
     print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
     if alternatives and not json and not interrupted and outcome.status != "UNKNOWN":
-        text += _alternative(job, outcome, demands)
+        try:
+            text += _alternative(job, outcome, demands)
+        except KeyboardInterrupt:
+            interrupted = True
     if out is not None:
         from mbsolve.emit.megatron_bridge import write
 

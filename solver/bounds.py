@@ -10,7 +10,7 @@ are relaxed to what they allow inside each, which keeps the bound valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from mbsolve.constraints.rule import Term
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
 from mbsolve.solver.shapes import Columns, Ints
-from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, term_tables
+from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope, term_tables
 
 HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
 PASS_ROWS: Final = ("forward_device", "forward_host", "backward_device", "backward_host", "transfer")
@@ -234,9 +234,7 @@ def _component(
             outside = tuple(i for i, s in enumerate(scope) if s not in names)
             projected.append((inter, allowed.any(axis=outside)))
     tuples = features.legal(names, projected)
-    shape_names = tuple(
-        dict.fromkeys(s for t in tables for s in t.term.scope if s not in t.features)
-    )
+    shape_names = tuple(dict.fromkeys(s for t in tables for s in split_scope(t.term.scope)[0]))
     masks = [m for m in mixed if set(m.features) & set(names)]
     first, classes = (
         shapes.classes(shape_names) if shape_names else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
@@ -288,14 +286,28 @@ def _collapse(tuples: Ints, values: Floats, mask: Bools | None, hub: int) -> tup
 class Bounder:
     """Bounds and relaxed minimisers of a set of shapes; see the module's text."""
 
-    def __init__(self, job: Job, features: Features, shapes: Columns, rows: Rows, terms: Sequence[Term]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        features: Features,
+        shapes: Columns,
+        rows: Rows,
+        terms: Sequence[Term],
+        tables: Sequence[TermTable] | None = None,
+    ) -> None:
         self.job, self.shapes, self.rows = job, shapes, rows
-        self.tables = term_tables(features, shapes, terms)
+        self.tables = list(tables) if tables is not None else term_tables(features, shapes, terms)
         self.kinds = kinds_of([t.term for t in self.tables])
         self.counter = Counter(self.kinds, rows)
         self.model = StepModel(shapes, rows.ranks, collectives(job, shapes, self.tables))
         self.limits = limits_of(job, self.tables, shapes.rows)
         self.features = features
+
+    def take(self, index: Ints, moments: Ints) -> Bounder:
+        """The same for some of the shapes, with the moments of those."""
+        rows = Rows(self.rows.stages[index], self.rows.ranks[index], moments)
+        tables = [replace(t, classes=t.classes[index]) for t in self.tables]
+        return Bounder(self.job, self.features, self.shapes.take(index), rows, (), tables)
 
     def cheap(self) -> tuple[Floats, Floats, Floats]:
         """(seconds, device bytes over the limit, host bytes over the limit) with every term at its least."""

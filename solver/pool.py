@@ -26,11 +26,12 @@ from mbsolve.solver.bounds import (
     least_values,
     limits_of,
 )
-from mbsolve.solver.rows import STAGE_COLUMN, Rows, rows_of, stage_rows
+from mbsolve.solver.rows import STAGE_COLUMN, Rows, moment_rows, stage_rows
 from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
 from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
 
 GRID = ("tp", "cp", "pp", "ep", "etp", "mbs", "sequence_parallel")
+FIRST = 24
 CHUNK = 160
 DUAL = 192
 
@@ -134,8 +135,8 @@ class Pool:
 
     def grow(self, below: float, target: float) -> bool:
         """Expand the next layouts whose bound is under ``below``; False when there are none."""
-        end = self.next
-        while end < len(self.order) and end - self.next < CHUNK and self.layout_bound[self.order[end]] < below:
+        end, most = self.next, CHUNK if self.chunks else FIRST
+        while end < len(self.order) and end - self.next < most and self.layout_bound[self.order[end]] < below:
             end += 1
         if end == self.next:
             return False
@@ -145,24 +146,28 @@ class Pool:
         self.shapes_seen += shapes.rows
         if not shapes.rows:
             return True
-        rows = rows_of(self.job, shapes)
-        bounder = Bounder(self.job, self.features, shapes, rows, TERMS)
+        stages, ranks = stage_rows(self.job, shapes)
+        bounder = Bounder(self.job, self.features, shapes, Rows(stages, ranks, _no_moments(shapes.rows)), TERMS)
+        kept = np.arange(shapes.rows)
+        if self.objective == "time":
+            kept = np.flatnonzero(bounder.cheap()[0] < below)
+        if not len(kept):
+            return True
+        bounder = bounder.take(kept, moment_rows(self.job, shapes.take(kept)))
         seconds, over, over_host = bounder.cheap()
-        keep = np.ones(shapes.rows, bool)
+        bound = seconds if self.objective == "time" else over + bounder.limits.device
+        keep = bound < below
         if self.limited:
             keep &= (over <= 0) & (over_host <= 0)
-        device = over + bounder.limits.device
-        bound = seconds if self.objective == "time" else device
-        keep &= bound < below
         kept = np.flatnonzero(keep)
         if not len(kept):
             return True
-        tables = [replace(t, classes=t.classes[kept]) for t in bounder.tables]
         n = len(kept)
+        tables = [replace(t, classes=t.classes[kept]) for t in bounder.tables]
         self.chunks.append(
             Chunk(
-                shapes.take(kept),
-                rows.take(kept),
+                bounder.shapes.take(kept),
+                bounder.rows.take(kept),
                 tables,
                 bound[kept],
                 np.full(n, math.inf),
@@ -180,8 +185,8 @@ class Pool:
         want = np.flatnonzero((chunk.bound < target) & ((chunk.aimed < target * 0.999) | (chunk.aimed == -math.inf)))
         for start in range(0, len(want), DUAL):
             index = want[start : start + DUAL]
-            shapes, rows, _ = chunk.take(index)
-            bounder = Bounder(self.job, self.features, shapes, rows, TERMS)
+            shapes, rows, tables = chunk.take(index)
+            bounder = Bounder(self.job, self.features, shapes, rows, (), tables)
             if self.objective == "time":
                 bound, estimate, chosen, parts = bounder.dual(target, limited=self.limited)
                 better = estimate < chunk.estimate[index]
@@ -209,3 +214,7 @@ class Pool:
             for name, i in zip(part.names, picked.tolist(), strict=True):
                 found[name] = self.features.values[name][i]
         return out | {n: found[n] for n in FEATURES}
+
+
+def _no_moments(rows: int) -> Ints:
+    return np.zeros((rows, 1, len(COLUMN)), np.int64)

@@ -72,9 +72,8 @@ def stage_rows(job: Job, shapes: Columns, layouts_only: bool = False) -> tuple[I
     return stages[inverse], ranks[inverse]
 
 
-def rows_of(job: Job, shapes: Columns) -> Rows:
-    """All counts of some full shapes."""
-    stages, ranks = stage_rows(job, shapes)
+def moment_rows(job: Job, shapes: Columns) -> Ints:
+    """Counts of the moments of each full shape, padded by repeating the first."""
     first, inverse = shapes.classes(SCHEDULE)
     found = []
     for r in first:
@@ -87,4 +86,4 @@ def rows_of(job: Job, shapes: Columns) -> Rows:
     for i, counts in enumerate(found):
         moments[i, : len(counts)] = counts
         moments[i, len(counts) :] = counts[0]
-    return Rows(stages, ranks, moments[inverse])
+    return moments[inverse]

@@ -144,11 +144,14 @@ class Shapes:
         self.job, self.demands = job, demands
         self.rules = list(rules)
         self.removed: dict[str, int] = {}
+        self._values: dict[str, list[Any]] = {}
         self.layouts = self._layouts()
 
     def _allowed(self, name: str) -> list[Any]:
         """Values of one decision that its single-decision rules allow."""
-        out = []
+        if name in self._values:
+            return self._values[name]
+        out = self._values[name] = []
         for value in self.demands.domains[name]:
             bad = [
                 r.id for r in self.rules if set(r.scope) == {name} and not _holds(r, self.job, {name: value})

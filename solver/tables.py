@@ -139,16 +139,33 @@ def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> l
     """Tabulate terms over a set of shapes; terms that are zero throughout are left out."""
     out = []
     legal: dict[tuple[str, ...], Ints] = {}
+    fixed = {n: v[0] for n, v in features.values.items() if len(v) == 1}
     for term in terms:
-        shape, names = split_scope(term.scope)
+        shape, scope = split_scope(term.scope)
+        names = tuple(n for n in scope if n not in fixed)
         first, inverse = shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
         if names not in legal:
             legal[names] = features.legal(names)
         tuples = legal[names]
         at: dict[str, Any] = {n: shapes.array(n)[first][:, None] for n in shape}
-        at |= features.arrays(names, tuples)
+        at |= features.arrays(names, tuples) | {n: fixed[n] for n in scope if n in fixed}
         raw = np.asarray(term.call(features.job.facts, at), float)
         values = np.broadcast_to(raw, (len(first), len(tuples)))
         if values.any():
+            names, tuples, values = _depends(names, tuples, values)
             out.append(TermTable(term, names, tuples, values, inverse))
     return out
+
+
+def _depends(names: tuple[str, ...], tuples: Ints, values: Floats) -> tuple[tuple[str, ...], Ints, Floats]:
+    """Drop the features that make no difference to a table."""
+    for name in names:
+        others = [i for i, n in enumerate(names) if n != name]
+        if not others:
+            if (values == values[:, :1]).all():
+                return (), np.zeros((1, 0), np.int64), values[:, :1]
+            continue
+        rest, first, inverse = np.unique(tuples[:, others], axis=0, return_index=True, return_inverse=True)
+        if (values == values[:, first][:, inverse]).all():
+            return _depends(tuple(names[i] for i in others), rest, values[:, first])
+    return names, tuples, values

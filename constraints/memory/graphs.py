@@ -34,15 +34,9 @@ def attention_static(
     sequence_parallel: Value,
     cuda_graph_impl: Value,
     graph_attn: Value,
-    graph_mlp: Value,
-    graph_moe: Value,
-    graph_moe_router: Value,
-    graph_moe_preprocess: Value,
 ) -> Value:
-    """Static input and output of a captured attention, or of a layer captured whole (no scope named)."""
-    named = either(graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
-    captured = either(graph_attn, 1 - named)
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * captured
+    """Static input and output of a captured attention."""
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_attn)
 
 
 @term("graph_static.dense", row="device_bytes", per="live_dense", source=_STATIC)

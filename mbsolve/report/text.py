@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 
 from rich.console import Console, RenderableType
@@ -46,15 +46,15 @@ def render(
     if best:
         parts += [
             _table(outcome.plans, width),
-            _section("Time", _time(best.evaluation), width),
-            _section("Memory", _memory(job, best.evaluation), width),
+            _section("Time", _time(best.evaluation, width), width),
+            _section("Memory", _memory(job, best.evaluation, width), width),
             _section("Plan 1", _decisions(job, best), width),
             _section("Why", [f"- {text}" for text in reasons], width),
             _section("Other plans", [_difference(best, other) for other in outcome.plans[1:]], width),
         ]
     elif outcome.status == "INFEASIBLE":
         parts.append(_explanation(job, outcome, width))
-    parts += [_assumed(outcome, width), _section("Notes", _notes(outcome), width)]
+    parts += [_assumed(outcome, width), _section("Notes", _notes(job, outcome), width)]
     if best and run:
         parts.append("\n".join(["Run it:", *(f"  {line}" for line in run)]))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -133,7 +133,7 @@ def _table(plans: Sequence[Ranked], width: int) -> str:
         "TFLOP\n/s/GPU",
         "used\nGiB",
         "free\nGiB",
-        "host\nGiB",
+        "host GiB\n/node",
     )
     for index, head in enumerate(heads):
         left = index in (1, 2)
@@ -158,31 +158,26 @@ def _table(plans: Sequence[Ranked], width: int) -> str:
 
 
 def _amounts(
-    groups: Sequence[tuple[str, float, list[tuple[str, float]]]], whole: float, unit: str
+    groups: Sequence[words.Group], whole: float, spell: Callable[[float], str], width: int
 ) -> list[str]:
-    """One line for each large group: its amount, its share, its two largest members."""
-    spell = words.seconds if unit == "s" else (lambda size: f"{words.gib(size)} GiB")
+    """One line for each large group: its amount, its share, and its largest members as far as they fit."""
     lines = []
     for name, amount, members in groups[:SHOWN_GROUPS]:
-        named = [f"{member} {spell(value)}" for member, value in members[:2] if member and len(members) > 1]
-        inside = f"  ({', '.join(named)})" if named else ""
-        lines.append(f"{name:<16}{spell(amount):>10}{amount / whole:>6.0%}{inside}".rstrip())
+        head = f"{name:<16}{spell(amount):>10}{amount / whole:>6.0%}"
+        named = [f"{member} {spell(value)}" for member, value in members if member and value >= amount / 50]
+        while named and len(f"  {head}  ({', '.join(named)})") > width:
+            named.pop()
+        lines.append(f"{head}  ({', '.join(named)})" if named and len(members) > 1 else head)
     rest = sum(amount for _, amount, _ in groups[SHOWN_GROUPS:])
-    if rest:
-        lines.append(f"{'everything else':<16}{spell(rest):>10}{rest / whole:>6.0%}")
-    return lines
+    return [*lines, f"{'everything else':<16}{spell(rest):>10}{rest / whole:>6.0%}"] if rest else lines
 
 
-def _section_lines(lead: str, rows: Sequence[str]) -> list[str]:
-    return [lead, *rows]
-
-
-def _time(e: Evaluation) -> list[str]:
+def _time(e: Evaluation, width: int) -> list[str]:
     lead = f"{words.seconds(e.step_seconds)} a step, {e.microbatches} micro-batches, {e.mfu:.1%} of the BF16 peak"
-    return _section_lines(lead, _amounts(words.terms_by_group(e.terms), e.step_seconds, "s"))
+    return [lead, *_amounts(words.terms_by_group(e.terms), e.step_seconds, words.seconds, width)]
 
 
-def _memory(job: Job, e: Evaluation) -> list[str]:
+def _memory(job: Job, e: Evaluation, width: int) -> list[str]:
     worst = e.worst_stage
     extra = [
         ("allocator", worst.peak_reserved_bytes - worst.peak_allocated_bytes),
@@ -194,25 +189,25 @@ def _memory(job: Job, e: Evaluation) -> list[str]:
     ]
     groups.sort(key=lambda group: -group[1])
     lead = (
-        f"{words.gib(worst.peak_device_bytes)} GiB of {words.gib(job.machine.hbm_bytes)} on pipeline rank "
+        f"{words.gib(worst.peak_device_bytes)} of {words.gib(job.machine.hbm_bytes)} GiB on pipeline rank "
         f"{worst.stage}, at {worst.peak_moment}; {words.gib(worst.between_bytes)} GiB between steps"
     )
-    return _section_lines(lead, _amounts(groups, worst.peak_device_bytes, "GiB"))
+    return [lead, *_amounts(groups, worst.peak_device_bytes, lambda size: f"{words.gib(size)} GiB", width)]
 
 
 def _decisions(job: Job, ranked: Ranked) -> list[str]:
     plan, e = ranked.plan, ranked.evaluation
+    overlap = words.word(plan.ep_overlap) + (", with delayed wgrad" if plan.delay_wgrad else "")
+    experts = [("dispatcher", plan.dispatcher), ("EP overlap", overlap)] if job.model.is_moe else []
     rows = [
         ("sequence parallelism", words.word(plan.sequence_parallel)),
         ("layers", words.layout(plan)),
+        *experts,
         ("recompute", words.recompute(plan)),
         ("offload", words.offload(plan, e)),
         ("CUDA graphs", words.graphs(plan)),
         ("precision-aware optimizer", words.word(plan.precision_aware_optimizer)),
     ]
-    if job.model.is_moe:
-        overlap = words.word(plan.ep_overlap) + (", with delayed wgrad" if plan.delay_wgrad else "")
-        rows[2:2] = [("dispatcher", plan.dispatcher), ("EP overlap", overlap)]
     return [f"{name}: {text}" for name, text in rows]
 
 
@@ -272,7 +267,7 @@ def _assumed(outcome: Outcome, width: int) -> str:
     return "\n".join(["Assumed:", _wrap(text, width, "  ")])
 
 
-def _notes(outcome: Outcome) -> list[str]:
+def _notes(job: Job, outcome: Outcome) -> list[str]:
     best = outcome.best
     if not best:
         return []
@@ -286,4 +281,6 @@ def _notes(outcome: Outcome) -> list[str]:
         )
     if 0 < outcome.proven < len(outcome.plans):
         out.append(f"- the order is proven up to plan {outcome.proven}")
+    if job.target == "megatron-lm":
+        out.append("- the launch below is for Megatron-Bridge; flags of Megatron-LM are not written")
     return out

@@ -22,6 +22,14 @@ NOTHING_RECOMPUTED: dict[str, Any] = {
     "recompute_modules": (),
 }
 
+ONE_STAGE: dict[str, Any] = {
+    "pp": 1,
+    "vpp": 1,
+    "pipeline_layout": None,
+    "first_stage_layers": None,
+    "last_stage_layers": None,
+}
+
 
 def reasons(job: Job, outcome: Outcome) -> list[str]:
     """One sentence for each choice of the best plan that can be taken back by itself.
@@ -47,8 +55,12 @@ def _changes(job: Job, plan: Plan) -> Iterator[Change]:
         half = plan.tp // 2 if plan.tp % 2 == 0 else 1
         update = {"tp": half, "sequence_parallel": plan.sequence_parallel and half > 1}
         yield f"TP {plan.tp}", f"with TP {half} and more DP", update
+    if plan.pp > 1:
+        yield f"PP {plan.pp}", "without a pipeline and with more DP", ONE_STAGE
     if plan.vpp > 1 and plan.pipeline_layout is None:
         yield f"VPP {plan.vpp}", "without interleaving", {"vpp": 1}
+    if plan.mbs > 1:
+        yield f"micro-batch {plan.mbs}", "with 1", {"mbs": 1}
     if plan.ep > 1:
         half = plan.ep // 2 if plan.ep % 2 == 0 else 1
         yield f"EP {plan.ep}", f"with EP {half}", {"ep": half}

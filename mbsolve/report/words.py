@@ -11,6 +11,9 @@ from mbsolve.constraints.vocabulary import Plan
 
 GIB: Final = 2**30
 
+Group = tuple[str, float, list[tuple[str, float]]]
+"""A group of terms: its name, its sum, and its members with their own, largest first."""
+
 DECISION_WORDS: Final = {
     "tp": "TP",
     "cp": "CP",
@@ -92,7 +95,7 @@ def decision(name: str) -> str:
     return DECISION_WORDS.get(name, name.replace("_", " "))
 
 
-def terms_by_group(terms: Iterable[TermValue]) -> list[tuple[str, float, list[tuple[str, float]]]]:
+def terms_by_group(terms: Iterable[TermValue]) -> list[Group]:
     """Terms summed by the first part of their names, largest first, with the members of each group."""
     groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for term in terms:

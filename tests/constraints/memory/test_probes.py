@@ -1,0 +1,69 @@
+"""The memory model against real one-rank training steps on an H200, and against the sequential reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.shards import BLOCKS
+from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
+from mbsolve.constraints.vocabulary import Plan, Split
+
+GIB = 2**30
+Case = Callable[[dict[str, Any]], tuple[Job, Plan]]
+Errors = list[tuple[str, float, float, bool]]
+
+
+@pytest.fixture(scope="module")
+def errors(probes: list[dict[str, Any]], case: Case, held: Any) -> Errors:
+    """(id, between-steps error, peak error, whether it leads the pipeline) against the measurements."""
+    out = []
+    for record in probes:
+        found, seen = held(*case(record), record["pp_rank"]), record["measured"]
+        between = found.between / GIB / (seen["between_gib"] - seen["inherited_gib"]) - 1
+        peak = found.peak / GIB / (seen["peak_gib"] - seen["inherited_gib"]) - 1
+        out.append((record["id"], between, peak, record["pp_rank"] == 0))
+    return out
+
+
+def test_every_probe_equals_the_reference(probes: list[dict[str, Any]], case: Case, held: Any) -> None:
+    assert len(probes) == 33
+    for record in probes:
+        found, wanted = held(*case(record), record["pp_rank"]), record["reference"]
+        assert found.between == pytest.approx(wanted["between_bytes"], rel=1e-6), record["id"]
+        assert found.peak == pytest.approx(wanted["peak_bytes"], rel=1e-6), record["id"]
+
+
+def test_peaks_are_those_measured(errors: Errors) -> None:
+    assert mean(abs(peak) for _, _, peak, _ in errors) <= 0.002
+    assert max(abs(peak) for _, _, peak, _ in errors) <= 0.005
+
+
+def test_between_steps_is_as_measured(errors: Errors) -> None:
+    assert mean(abs(between) for _, between, _, _ in errors) <= 0.002
+    assert max(abs(between) for _, between, _, _ in errors) <= 0.015
+
+
+def test_parameters_are_those_built(probes: list[dict[str, Any]], case: Case) -> None:
+    for record in probes:
+        job, plan = case(record)
+        stages = virtual_stages(job.model, plan.pp, plan.vpp, Split())
+        counts = stage_counts(chunks_of(stages, plan.pp, record["pp_rank"]), plan.pp, Replay())
+        values = {"model": job.model, **plan.values()}
+        found = [b.count(values) for b in BLOCKS]
+        total = sum(counts[b.per] * float(c.dense + c.expert) for b, c in zip(BLOCKS, found, strict=True))
+        assert total == record["measured"]["params"], record["id"]
+
+
+def test_parts_add_up_to_the_peak(probes: list[dict[str, Any]], case: Case, held: Any) -> None:
+    found = held(*case(probes[0]), 0)
+    groups: dict[str, float] = {}
+    for name, size in found.parts.items():
+        groups[name.split(".")[0]] = groups.get(name.split(".")[0], 0.0) + size
+    assert sum(groups.values()) == pytest.approx(found.peak)
+    assert groups["weights"] / GIB == pytest.approx(14.958, abs=0.01)
+    assert "loss" in found.where
