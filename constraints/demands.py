@@ -82,7 +82,9 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
 def _fix(name: str, value: Any, out: Domains, split: dict[str, Any], derived: dict[str, int]) -> None:
     known = [*Plan.model_fields, *DERIVED_SIZES]
     if name not in known:
-        raise DemandError(f"{name!r} is no decision of a plan{_meant(name, known)}; known: {', '.join(known)}")
+        raise DemandError(
+            f"{name!r} is no decision of a plan{_meant(name, known)}; known: {', '.join(known)}"
+        )
     if name in _LISTS:
         prefix, modules = _LISTS[name]
         chosen = _as_list(name, value, modules)
@@ -108,7 +110,9 @@ def _value(name: str, value: Any) -> Any:
         return value
     if name == "optimizer_offload_fraction":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise DemandError(f"optimizer_offload_fraction cannot be {value!r}; allowed: a number from 0 to 1")
+            raise DemandError(
+                f"optimizer_offload_fraction cannot be {value!r}; allowed: a number from 0 to 1"
+            )
         return float(value)
     if Plan.model_fields[name].annotation is bool:
         if value in (0, 1):
@@ -155,14 +159,20 @@ def _forbid(text: str, out: Domains) -> None:
         key = f"{prefix}_{raw.strip()}" if prefix else name
         if key not in out:
             raise DemandError(f"forbid {text!r}: {name!r} is no decision{_meant(name, out)}")
-        gone = [v for v in out[key] if prefix is None and str(v).lower() == raw.strip().lower()] if not prefix else [True]
+        gone = (
+            [v for v in out[key] if prefix is None and str(v).lower() == raw.strip().lower()]
+            if not prefix
+            else [True]
+        )
         if not gone:
             raise DemandError(
                 f"forbid {text!r}: {name} never is {raw.strip()!r}; it may be {', '.join(map(str, out[key][:12]))}"
             )
         out[key] = tuple(v for v in out[key] if v not in gone)
         return
-    places = [d for d, values in out.items() if name in [v for v in values if isinstance(v, str)] and name != "none"]
+    places = [
+        d for d, values in out.items() if name in [v for v in values if isinstance(v, str)] and name != "none"
+    ]
     flags = [d for d in out if d == name or d.endswith(f"_{name}")]
     flags = [d for d in flags if set(out[d]) <= {False, True}]
     if name in ("optimizer_offload", "optimizer_cpu_offload"):
@@ -176,7 +186,12 @@ def _forbid(text: str, out: Domains) -> None:
         for d in flags:
             out[d] = (False,)
     else:
-        words = [*(v for d in _CHOICES for v in _CHOICES[d] if v != "none"), *out, *RECOMPUTE_MODULES, *OFFLOAD_MODULES]
+        words = [
+            *(v for d in _CHOICES for v in _CHOICES[d] if v != "none"),
+            *out,
+            *RECOMPUTE_MODULES,
+            *OFFLOAD_MODULES,
+        ]
         raise DemandError(f"forbid {text!r}: no decision takes that value{_meant(name, words)}")
 
 

@@ -1,8 +1,12 @@
-"""The documentation of the rules, made from the rules: ``python -m mbsolve.constraints.docs`` writes it."""
+"""The documentation of the rules, made from the rules: ``python -m mbsolve.constraints.docs`` writes it.
+
+With ``--check`` it writes nothing and fails when the page is stale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -94,6 +98,21 @@ def rules_table() -> str:
     )
 
 
+def main(argv: Sequence[str]) -> int:
+    """Write the page, or with ``--check`` compare it; the exit code."""
+    if list(argv) not in ([], ["--check"]):
+        print(f"docs: unknown arguments {' '.join(argv)}; known: --check.", file=sys.stderr)
+        return 2
+    if not PAGE.parent.is_dir():
+        print("docs: the page lies in a checkout, but this is an installed copy.", file=sys.stderr)
+        return 2
+    if not argv:
+        PAGE.write_text(rules_table(), encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != rules_table():
+        print(f"docs: docs/{PAGE.name} is stale; run python -m mbsolve.constraints.docs.", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(rules_table(), encoding="utf-8")
+    sys.exit(main(sys.argv[1:]))

@@ -50,7 +50,9 @@ def domains(job: Job) -> Domains:
         "pp": tuple(d for d in sizes if d <= model.num_layers),
         "ep": tuple(d for d in sizes if model.num_experts and model.num_experts % d == 0) or (1,),
         "etp": tuple(
-            d for d in (1, 2, 4, 8) if d <= domain and d in sizes and (model.moe_ffn_hidden_size or 1) % d == 0
+            d
+            for d in (1, 2, 4, 8)
+            if d <= domain and d in sizes and (model.moe_ffn_hidden_size or 1) % d == 0
         ),
         "mbs": tuple(m for m in MICRO_BATCHES if job.gbs % m == 0),
         "sequence_parallel": (False, True),
@@ -83,6 +85,8 @@ def raw_size(job: Job, dom: Domains, split_values: Iterable[Any] | None = None) 
     for pp in dom["pp"]:
         for vpp in dom["vpp"]:
             if pp * vpp <= job.model.num_layers + 2:
-                pipelines += len(list(split_values)) if split_values is not None else len(splits(job.model, pp, vpp))
+                pipelines += (
+                    len(list(split_values)) if split_values is not None else len(splits(job.model, pp, vpp))
+                )
     rest = math.prod(len(v) for name, v in dom.items() if name in DECISIONS and name not in ("pp", "vpp"))
     return float(rest) * max(pipelines, 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mbsolve.constraints.vocabulary import Settings
 from mbsolve.hardware.card import Machine
@@ -14,7 +14,7 @@ from mbsolve.hardware.topology import Topology
 from mbsolve.models.card import Model
 
 
-class Job(BaseModel):
+class Job(BaseModel, frozen=True, extra="forbid"):
     """A training job to be configured.
 
     Parameters
@@ -28,8 +28,6 @@ class Job(BaseModel):
     precision : numeric format of the matrix products.
     margin : fraction of the device memory that is kept free.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Model
     machine: Machine

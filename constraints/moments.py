@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mbsolve.constraints.placement import STAGE_COUNTS, Replay, Stage, chunks_of, replayed, stage_counts, virtual_stages
+from mbsolve.constraints.placement import (
+    STAGE_COUNTS,
+    Replay,
+    Stage,
+    chunks_of,
+    replayed,
+    stage_counts,
+    virtual_stages,
+)
 from mbsolve.constraints.schedule import Ints, representative, states, undominated, undominated_index
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import LayerKind, Model
@@ -98,7 +106,11 @@ class Block(NamedTuple):
 
     def backward(self) -> Iterator[tuple[str, Ints]]:
         """Transients of the block's backward, above what `live` keeps; replayed or reloaded tensors included."""
-        back = self.halves() - self.live() if self.unit or self.offloaded else np.zeros(len(MOMENT_COUNTS), np.int64)
+        back = (
+            self.halves() - self.live()
+            if self.unit or self.offloaded
+            else np.zeros(len(MOMENT_COUNTS), np.int64)
+        )
         back[COLUMN["live_mtp"]] = 0
         for ffn in sorted({k.ffn for k in self.kinds}):
             if self.unit:
@@ -124,11 +136,13 @@ def blocks_of(chunk: Stage, replay: Replay) -> list[Block]:
     layers = [item for item in chunk if item.kind is not None]
     out: list[Block] = []
     for what in ("layer", "mtp"):
-        part = [(i.kind, f) for i, f in zip(layers, flags, strict=True) if i.what == what and i.kind is not None]
+        part = [
+            (i.kind, f) for i, f in zip(layers, flags, strict=True) if i.what == what and i.kind is not None
+        ]
         step = replay.num_layers if replay.method == "uniform" else 1
         at = 0
         while at < len(part):
-            kind, flag = part[at]
+            flag = part[at][1]
             size = step if flag else 1
             group = tuple(k for k, _ in part[at : at + size])
             gone = not flag and len(out) < replay.offloaded
@@ -142,7 +156,11 @@ def _run_ends(blocks: list[Block]) -> list[int]:
     ends = []
     for i, block in enumerate(blocks):
         edge = i == 0 or i == len(blocks) - 1
-        if edge or blocks[i - 1]._replace(first=False) != block._replace(first=False) or blocks[i + 1] != block:
+        if (
+            edge
+            or blocks[i - 1]._replace(first=False) != block._replace(first=False)
+            or blocks[i + 1] != block
+        ):
             ends.append(i)
     return ends
 
@@ -252,9 +270,7 @@ def all_moments(
     """The moments of every pipeline rank, first to last."""
     stages = virtual_stages(model, pp, vpp, split)
     few = representative(pp, vpp, microbatches)
-    return tuple(
-        rank_moments(chunks_of(stages, pp, r), pp, r, few, replay, overlap) for r in range(pp)
-    )
+    return tuple(rank_moments(chunks_of(stages, pp, r), pp, r, few, replay, overlap) for r in range(pp))
 
 
 def worst_moments(

@@ -122,7 +122,9 @@ def _sizes(layers: int, pp: int, vpp: int, split: Split) -> list[int]:
             middle.remove(pp - 1)
     rest = layers - sum(per_rank)
     if rest < 0 or (rest and not middle):
-        raise PlacementError(f"{layers} layers do not fit first {split.first}, last {split.last} on {pp} ranks")
+        raise PlacementError(
+            f"{layers} layers do not fit first {split.first}, last {split.last} on {pp} ranks"
+        )
     for j, rank in enumerate(middle):
         per_rank[rank] = rest // len(middle) + (1 if j < rest % len(middle) else 0)
     sizes = [per_rank[i % pp] // vpp for i in range(count)]
@@ -154,7 +156,7 @@ def replayed(chunk: Stage, replay: Replay) -> tuple[bool, ...]:
 
 def stage_counts(chunks: tuple[Stage, ...], pp: int, replay: Replay) -> dict[str, int]:
     """Counts of one pipeline rank: how many of everything it holds and, of those, are replayed or offloaded."""
-    n = dict.fromkeys(STAGE_COUNTS, 0)
+    n: dict[str, int] = dict.fromkeys(STAGE_COUNTS, 0)
     n["one"] = 1
     n["chunks"] = len(chunks) if pp > 1 else 0
     for chunk in chunks:
@@ -191,7 +193,9 @@ def stage_counts(chunks: tuple[Stage, ...], pp: int, replay: Replay) -> dict[str
 
 
 @lru_cache(maxsize=65536)
-def stage_classes(model: Model, pp: int, vpp: int, split: Split, replay: Replay) -> dict[tuple[int, ...], int]:
+def stage_classes(
+    model: Model, pp: int, vpp: int, split: Split, replay: Replay
+) -> dict[tuple[int, ...], int]:
     """Distinct stages of a pipeline: counts in the order of ``STAGE_COUNTS`` -> ranks; the first holds rank 0."""
     stages = virtual_stages(model, pp, vpp, split)
     found: dict[tuple[int, ...], int] = {}

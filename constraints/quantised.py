@@ -70,7 +70,10 @@ def _memory(p: Priced, row: Row) -> int:
         return 0
     index = np.array([COLUMN[t.per] for t, _ in terms], np.int64)
     value = np.array([v for _, v in terms], float)
-    return max(int(quanta(m.counts[:, index] * value, "bytes").sum(axis=1).max()) for m in plan_moments(p.job, p.plan))
+    return max(
+        int(quanta(m.counts[:, index] * value, "bytes").sum(axis=1).max())
+        for m in plan_moments(p.job, p.plan)
+    )
 
 
 def _row(p: Priced, row: Row, counts: dict[str, int]) -> int:
@@ -83,7 +86,7 @@ def _step(p: Priced) -> int:
     totals, windows = [], (0, 0)
     bubble = 0
     for i, (key, ranks) in enumerate(classes.items()):
-        counts = dict(zip(STAGE_COUNTS, key, strict=True))
+        counts: dict[str, int] = dict(zip(STAGE_COUNTS, key, strict=True))
         fd, fh = _row(p, "forward_device", counts), _row(p, "forward_host", counts)
         bd, bh = _row(p, "backward_device", counts), _row(p, "backward_host", counts)
         total = soft_max_quanta(fd, fh) + soft_max_quanta(bd, bh) + _row(p, "transfer", counts)
@@ -93,10 +96,14 @@ def _step(p: Priced) -> int:
         bubble += bubble_weight(plan.pp, plan.vpp, ranks) * total
     once = {"one": 1}
     reduce = exposed_quanta(
-        _row(p, "grad_reduce", once), *exposure(job, plan.pp, plan.vpp, job.settings.overlap_grad_reduce), windows[0]
+        _row(p, "grad_reduce", once),
+        *exposure(job, plan.pp, plan.vpp, job.settings.overlap_grad_reduce),
+        windows[0],
     )
     gather = exposed_quanta(
-        _row(p, "param_gather", once), *exposure(job, plan.pp, plan.vpp, job.settings.overlap_param_gather), windows[1]
+        _row(p, "param_gather", once),
+        *exposure(job, plan.pp, plan.vpp, job.settings.overlap_param_gather),
+        windows[1],
     )
     whole = p.values["microbatches"] * max(totals) + reduce + gather + _row(p, "tail", once)
     return ceil_div(PERMILLE * whole + bubble, PERMILLE)

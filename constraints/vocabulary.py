@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 RECOMPUTE_MODULES: Final = (
     "core_attn",
@@ -63,13 +63,11 @@ DECISIONS: Final = SHAPE + FEATURES
 DERIVED: Final = ("dp", "edp", "microbatches")
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, frozen=True, extra="forbid"):
     """Fields of a job with the target's default: not decided by the solver, open to ``--set``.
 
     ``logits_copies`` is 2 for Transformer Engine 2.20 and 1 for earlier releases.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fp8_param: bool = False
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -91,14 +89,12 @@ class Settings(BaseModel):
     grad_accumulation_fusion: bool = True
 
 
-class Split(BaseModel):
+class Split(BaseModel, frozen=True, extra="forbid"):
     """How the layers are laid over the virtual pipeline stages.
 
     Either even (nothing set), uneven ends (``first`` / ``last`` layers on the first and last pipeline rank),
     or an explicit ``layout`` string over the symbols ``E t m L |`` with ``x*n`` and ``(..)*n`` repeats.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     first: int | None = None
     last: int | None = None
@@ -112,10 +108,8 @@ class Split(BaseModel):
         return "even"
 
 
-class Plan(BaseModel):
+class Plan(BaseModel, frozen=True, extra="forbid"):
     """One configuration: a value for every decision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tp: int = Field(default=1, ge=1)
     cp: int = Field(default=1, ge=1)
@@ -145,9 +139,7 @@ class Plan(BaseModel):
     def values(self) -> dict[str, Any]:
         """The plan as one value for each name in ``DECISIONS``."""
         flat: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in DECISIONS
-            if name in type(self).model_fields
+            name: getattr(self, name) for name in DECISIONS if name in type(self).model_fields
         }
         flat["split"] = Split(
             first=self.first_stage_layers, last=self.last_stage_layers, layout=self.pipeline_layout

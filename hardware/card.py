@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mbsolve.hardware.reading import (
+from mbsolve.cards import (
     CardError,
     card_names,
     card_sources,
@@ -285,5 +285,5 @@ def load_machine(name_or_path: str | Path) -> Machine:
     CardError
         If there is no such card, or the file is no valid card.
     """
-    path = find_card(name_or_path, DATA)
+    path = find_card(name_or_path, DATA, "machine")
     return _shipped(path) if path.parent == DATA else parse_machine(read_mapping(path), f"The card {path}")

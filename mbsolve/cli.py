@@ -253,8 +253,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _internal(error)
     except Exception as error:  # noqa: BLE001 - nothing but a sentence may reach the user
         # A usage error of the option parser; its class has moved between releases of typer.
-        if hasattr(error, "format_message"):
-            return _fail(str(error.format_message()), BAD_INPUT)
+        spell = getattr(error, "format_message", None)
+        if callable(spell):
+            return _fail(str(spell()), BAD_INPUT)
         return _internal(error)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mbsolve.cards import CardError
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import PRECISIONS, TARGETS, Settings
-from mbsolve.hardware.card import CardError as MachineError
 from mbsolve.hardware.card import Machine, load_machine
-from mbsolve.models.card import CardError as ModelError
 from mbsolve.models.card import Model, load_model
 
 __all__ = ["InputError", "assignments", "did_you_mean", "job_of", "make_job", "parse_value"]
@@ -72,7 +71,7 @@ def make_job(
     try:
         card = model if isinstance(model, Model) else load_model(model)
         machine = hardware if isinstance(hardware, Machine) else load_machine(hardware)
-    except (ModelError, MachineError) as error:
+    except CardError as error:
         raise InputError(str(error)) from error
     fields: dict[str, Any] = {"gpus": _whole("gpus", gpus), "seq_len": _whole("seq_len", seq_len)}
     for name, count in (("gbs", gbs), ("gpus_per_node", gpus_per_node), ("block_gpus", block_gpus)):

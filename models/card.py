@@ -9,8 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mbsolve.models.counts import total_parameters
-from mbsolve.models.reading import (
+from mbsolve.cards import (
     CardError,
     card_names,
     card_sources,
@@ -19,6 +18,7 @@ from mbsolve.models.reading import (
     plain_values,
     read_mapping,
 )
+from mbsolve.models.counts import total_parameters
 
 __all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
 
@@ -295,5 +295,5 @@ def load_model(name_or_path: str | Path) -> Model:
     CardError
         If there is no such card, or the file is no valid card.
     """
-    path = find_card(name_or_path, DATA)
+    path = find_card(name_or_path, DATA, "model")
     return _shipped(path) if path.parent == DATA else parse_model(read_mapping(path), f"The card {path}")

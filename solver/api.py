@@ -119,7 +119,7 @@ def _outcome(
     ranked = tuple(_ranked(job, i, f, plans[0]) for i, f in enumerate(plans, 1))
     bound = _bound(search, plans)
     stats = {k: (int(v) if Statistics.model_fields[k].annotation is int else v) for k, v in search.statistics.items()}
-    stats |= {"raw_space": raw, "excluded": search.pool.layouts.rows - search.pool.next}
+    stats |= {"raw_space": raw, "layouts": search.pool.layouts, "excluded": len(search.pool.bound) - search.pool.next}
     return Outcome(
         status=status,
         objective=search.objective,
@@ -138,8 +138,7 @@ def _bound(search: Search, plans: Sequence[Found]) -> float | None:
     if plans and plans[0].proven:
         return search.seconds(plans[0].score(search.objective))
     open_bounds = [float(c.bound.min()) for c in search.pool.chunks if len(c.bound)]
-    if search.pool.next < len(search.pool.order):
-        open_bounds.append(float(search.pool.layout_bound[search.pool.order[search.pool.next]]))
+    open_bounds.append(search.pool.frontier())
     finite = [b for b in open_bounds if math.isfinite(b)]
     return min(finite) if finite else None
 

@@ -10,7 +10,7 @@ are relaxed to what they allow inside each, which keeps the bound valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,10 +23,13 @@ from mbsolve.constraints.rule import Term
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
 from mbsolve.solver.shapes import Columns, Ints
-from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope, term_tables
+from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope
 
 HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
 PASS_ROWS: Final = ("forward_device", "forward_host", "backward_device", "backward_host", "transfer")
+JOIN: Final = 400_000
+# Rules over more free features than this are relaxed to what they allow inside each component.
+JOINED: Final = 3
 _TANGENTS: Final = np.array(TANGENTS, float) / SOFT_SCALE
 
 
@@ -99,12 +102,19 @@ def soft_max(device: Floats, host: Floats) -> tuple[Floats, Floats, Floats]:
 class StepModel:
     """The step of a set of shapes as a function of its stage rows, and its gradient."""
 
-    def __init__(self, shapes: Columns, ranks: Ints, fixed: Floats) -> None:
+    def __init__(self, shapes: Columns, ranks: Ints, fixed: Floats, vpp: Ints | Floats | None = None) -> None:
         pp = shapes.array("pp").astype(float)
         self.microbatches = shapes.array("microbatches").astype(float)
         self.mean = ranks / np.maximum(ranks.sum(axis=1, keepdims=True), 1)
-        self.bubble = (pp - 1) / shapes.array("vpp")
+        self.bubble = (pp - 1) / (shapes.array("vpp") if vpp is None else vpp)
         self.fixed = fixed
+
+    def at(self, i: int) -> StepModel:
+        """The model of one shape, to be fed any number of rows."""
+        out = StepModel.__new__(StepModel)
+        out.microbatches, out.bubble, out.fixed = self.microbatches[i : i + 1], self.bubble[i : i + 1], self.fixed[i : i + 1]
+        out.mean = self.mean[i : i + 1]
+        return out
 
     def step(self, rows: Floats) -> tuple[Floats, Floats]:
         """Seconds without the tail, and weights (shapes, classes, pass rows); ``rows`` has the same shape."""
@@ -112,7 +122,7 @@ class StepModel:
         b, bd, bh = soft_max(rows[..., 2], rows[..., 3])
         total = f + b + rows[..., 4]
         slowest = total.argmax(axis=1)
-        weight = self.bubble[:, None] * self.mean
+        weight = np.broadcast_to(self.bubble[:, None] * self.mean, total.shape).copy()
         weight[np.arange(len(total)), slowest] += self.microbatches
         seconds = (weight * total).sum(axis=1) + self.fixed
         slopes = np.stack([fd, fh, bd, bh, np.ones_like(fd)], -1) * weight[..., None]
@@ -167,13 +177,40 @@ class Counter:
         return device, host
 
 
-def least_values(tables: Sequence[TermTable], kinds: dict[tuple[str, str], int], rows: int) -> Floats:
-    """Each kind at the least of each of its terms: blind to what one feature does to two terms."""
+def least_values(
+    tables: Sequence[TermTable],
+    kinds: dict[tuple[str, str], int],
+    rows: int,
+    most: bool = False,
+    features: Features | None = None,
+    full: Bools | None = None,
+) -> Floats:
+    """Each kind at the least (or ``most``) of each of its terms: blind to what one feature does to two terms.
+
+    With ``features``, shapes marked ``full`` (full recompute) take only the tuples that go with it, and the
+    others only those that do not need it.
+    """
     out = np.zeros((rows, len(kinds)))
+    masks: dict[tuple[str, ...], list[Bools]] = {}
     for t in tables:
         kind = kinds.get((t.term.row, t.term.per))
-        if kind is not None:
-            out[:, kind] += t.values.min(axis=1)[t.classes]
+        if kind is None:
+            continue
+        if features is None or full is None or not t.features:
+            out[:, kind] += (t.values.max(axis=1) if most else t.values.min(axis=1))[t.classes]
+            continue
+        if t.features not in masks:
+            masks[t.features] = [
+                np.logical_or.reduce(
+                    [features.under(t.features, t.tuples, "recompute_granularity", g) for g in which]
+                )
+                for which in (("none", "selective"), ("full",))
+            ]
+        for shapes, mask in ((~full, masks[t.features][0]), (full, masks[t.features][1])):
+            if not shapes.any():
+                continue
+            chosen = t.values[:, mask] if mask.any() else t.values
+            out[shapes, kind] += (chosen.max(axis=1) if most else chosen.min(axis=1))[t.classes[shapes]]
     return out
 
 
@@ -194,6 +231,11 @@ def components(
         free = [f for f in t.features if f not in HUB]
         for other in free[1:]:
             parent[find(other)] = find(free[0])
+    for scope, allowed in features.pure:
+        free = [f for f in scope if f in parent]
+        if 2 <= len(free) <= JOINED and not _separable(scope, allowed):
+            for other in free[1:]:
+                parent[find(other)] = find(free[0])
     members: dict[str, list[str]] = {}
     for f in parent:
         members.setdefault(find(f), []).append(f)
@@ -206,6 +248,23 @@ def components(
     out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
     hub_tuples = out[-1].tuples
     return out, hub_tuples
+
+
+def _separable(scope: Sequence[str], allowed: Bools) -> bool:
+    """Whether a rule leaves its features independent once the hub features are held."""
+    hub = [i for i, f in enumerate(scope) if f in HUB]
+    table = np.moveaxis(allowed, hub, range(len(hub)))
+    table = table.reshape(-1, *table.shape[len(hub) :])
+    for block in table:
+        product = np.ones(block.shape, bool)
+        for axis in range(block.ndim):
+            others = tuple(a for a in range(block.ndim) if a != axis)
+            shape = [1] * block.ndim
+            shape[axis] = -1
+            product &= block.any(axis=others).reshape(shape)
+        if (product != block).any():
+            return False
+    return True
 
 
 def _component(
@@ -234,7 +293,9 @@ def _component(
             outside = tuple(i for i, s in enumerate(scope) if s not in names)
             projected.append((inter, allowed.any(axis=outside)))
     tuples = features.legal(names, projected)
-    shape_names = tuple(dict.fromkeys(s for t in tables for s in split_scope(t.term.scope)[0]))
+    shape_names = tuple(
+        dict.fromkeys(s for t in tables for s in split_scope(t.term.scope)[0] if s in shapes.codes)
+    )
     masks = [m for m in mixed if set(m.features) & set(names)]
     first, classes = (
         shapes.classes(shape_names) if shape_names else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
@@ -292,26 +353,24 @@ class Bounder:
         features: Features,
         shapes: Columns,
         rows: Rows,
-        terms: Sequence[Term],
-        tables: Sequence[TermTable] | None = None,
+        tables: Sequence[TermTable],
+        vpp: Ints | None = None,
     ) -> None:
-        self.job, self.shapes, self.rows = job, shapes, rows
-        self.tables = list(tables) if tables is not None else term_tables(features, shapes, terms)
+        self.job, self.shapes, self.rows, self.tables = job, shapes, rows, tables
         self.kinds = kinds_of([t.term for t in self.tables])
         self.counter = Counter(self.kinds, rows)
-        self.model = StepModel(shapes, rows.ranks, collectives(job, shapes, self.tables))
+        self.model = StepModel(shapes, rows.ranks, collectives(job, shapes, self.tables), vpp)
         self.limits = limits_of(job, self.tables, shapes.rows)
         self.features = features
+        self.full = shapes.array("recompute_method") != "none"
 
-    def take(self, index: Ints, moments: Ints) -> Bounder:
-        """The same for some of the shapes, with the moments of those."""
-        rows = Rows(self.rows.stages[index], self.rows.ranks[index], moments)
-        tables = [replace(t, classes=t.classes[index]) for t in self.tables]
-        return Bounder(self.job, self.features, self.shapes.take(index), rows, (), tables)
+    def least(self, most: bool = False) -> Floats:
+        """`least_values` of these shapes."""
+        return least_values(self.tables, self.kinds, self.shapes.rows, most, self.features, self.full)
 
     def cheap(self) -> tuple[Floats, Floats, Floats]:
         """(seconds, device bytes over the limit, host bytes over the limit) with every term at its least."""
-        values = least_values(self.tables, self.kinds, self.shapes.rows)
+        values = self.least()
         seconds, _ = self.model.step(self.counter.passes(values))
         device, host = self.counter.memory(values)
         tail = values[:, self.counter.tail].sum(axis=1)
@@ -320,6 +379,18 @@ class Bounder:
             device.max(axis=1) - self.limits.device,
             host.max(axis=1) - self.limits.host,
         )
+
+    def binding(self, everything: bool = False) -> Bools:
+        """(shapes, moments): those that may decide whether a shape fits.
+
+        Left out are moments that stay under the limit whatever the features are (unless ``everything``), and
+        repeats of the first one.
+        """
+        device, host = self.counter.memory(self.least(most=True))
+        keep = (device > self.limits.device[:, None]) | (host > self.limits.host) | everything
+        repeats = (self.rows.moments == self.rows.moments[:, :1]).all(axis=2)
+        repeats[:, 0] = False
+        return np.asarray(keep & ~repeats)
 
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:
         """Least weighted sum over the features: (value, kind values, chosen tuple of each component)."""
@@ -354,7 +425,7 @@ class Bounder:
                 values_of[:, kind] += part.values[j][part.classes, chosen[:, c]]
         return total[every, best], values_of, chosen
 
-    def dual(self, target: float, rounds: int = 14, limited: bool = True) -> tuple[Floats, Floats, Ints, list[Component]]:
+    def dual(self, target: float, rounds: int = 14, limited: bool = True, exact: bool = False) -> tuple[Floats, Floats, Ints, list[Component]]:
         """Raise the bounds towards ``target`` seconds.
 
         Returns
@@ -368,7 +439,7 @@ class Bounder:
         n = self.shapes.rows
         device = np.zeros(self.rows.moments.shape[:2])
         host = np.zeros_like(device)
-        values = least_values(self.tables, self.kinds, n)
+        values = self.least()
         point = self.counter.passes(values)
         bound = np.full(n, -np.inf)
         estimate = np.full(n, np.inf)
@@ -395,7 +466,8 @@ class Bounder:
             better = fits & (seconds < estimate)
             estimate[better] = seconds[better]
             chosen[better] = pick[better]
-            goal = np.maximum(aim, np.where(np.isfinite(estimate), estimate, seconds * 1.02))
+            # Where nothing fitted yet the prices must keep growing: the shape may not fit at all.
+            goal = np.maximum(aim, np.where(np.isfinite(estimate), estimate, np.abs(value) * 1.5))
             gap = np.maximum(goal * 1.005 - value, 1e-3 * np.abs(value))
             active = ((over > 0) | (device > 0)) * over
             active_host = ((over_host > 0) | (host > 0)) * over_host
@@ -408,7 +480,86 @@ class Bounder:
             done = (bound >= target) | ~np.isfinite(bound)
             if done.all():
                 break
+        if exact and np.isfinite(target):
+            slopes = self.model.step(point)[1]
+            for i in np.flatnonzero(bound < target):
+                value, pick = self._enumerate(int(i), target, parts, hub, slopes[i])
+                bound[i] = max(bound[i], value)
+                if value < estimate[i] and pick is not None:
+                    estimate[i], chosen[i] = value, pick
         return bound, estimate, chosen, parts
+
+    def _enumerate(
+        self, i: int, target: float, parts: Sequence[Component], hub: Ints, slopes: Floats
+    ) -> tuple[float, Ints | None]:
+        """The least step of one shape under ``target`` over all feature tuples that fit; rules between components
+        are relaxed. Components are joined one by one, and a partial choice is dropped as soon as its best
+        completion is too slow or too large. Minus infinity when there are too many to join.
+        """
+        none = np.zeros((1, self.rows.moments.shape[1]))
+        single = Counter(self.kinds, Rows(self.rows.stages[i : i + 1], self.rows.ranks[i : i + 1], self.rows.moments[i : i + 1]))
+        weight = single.weights(slopes[None], none, none)[0]
+        memory = np.zeros((2 * none.shape[1], len(self.kinds)))
+        for pairs, start in ((single.device, 0), (single.host, none.shape[1])):
+            for k, c in pairs:
+                memory[start : start + none.shape[1], k] = self.rows.moments[i, :, c]
+        limit = np.concatenate([np.full(none.shape[1], self.limits.device[i]), np.full(none.shape[1], self.limits.host)])
+        used = memory.any(axis=1)
+        memory, limit = memory[used], limit[used] * (1 + 1e-9)
+        costs = []
+        for part in parts:
+            values = part.values[:, part.classes[i], :]
+            seconds = weight[part.kinds] @ values
+            if part.mask is not None:
+                seconds = np.where(part.mask[i], seconds, np.inf)
+            costs.append((seconds, memory[:, part.kinds] @ values))
+        best, best_pick = np.inf, None
+        room = target - self.model.fixed[i]
+        for h in hub.tolist():
+            slices = [part.groups.get(tuple(h[j] for j in part.hub)) for part in parts]
+            if any(s is None for s in slices):
+                continue
+            mine = [(c[0][s], c[1][:, s], s.start) for c, s in zip(costs, slices, strict=True) if s is not None]
+            floor = np.array([m[0].min() for m in mine])
+            small = np.array([m[1].min(axis=1) for m in mine])
+            if floor.sum() >= room or (small.sum(axis=0) > limit).any():
+                continue
+            order = np.argsort([len(m[0]) for m in mine], kind="stable")
+            seconds, held = np.zeros(1), np.zeros((1, len(limit)))
+            picks = np.zeros((1, len(parts)), np.int64)
+            rest_t, rest_m = floor.sum(), small.sum(axis=0)
+            for c in order:
+                t, m, start = mine[c]
+                rest_t, rest_m = rest_t - floor[c], rest_m - small[c]
+                if len(seconds) * len(t) > JOIN:
+                    return -np.inf, None
+                all_t = seconds[:, None] + t[None, :]
+                all_m = held[:, None, :] + m.T[None, :, :]
+                a, b = np.nonzero((all_t + rest_t < room) & (all_m + rest_m <= limit).all(axis=2))
+                seconds, held = all_t[a, b], all_m[a, b]
+                picks = picks[a]
+                picks[:, c] = b + start
+                if not len(seconds):
+                    break
+            if not len(seconds):
+                continue
+            values = np.zeros((len(seconds), len(self.kinds)))
+            for c, part in enumerate(parts):
+                values[:, part.kinds] += part.values[:, part.classes[i], :][:, picks[:, c]].T
+            exact = self._steps_of(i, values)
+            k = int(exact.argmin())
+            if exact[k] < best:
+                best, best_pick = float(exact[k]), picks[k]
+                room = min(room, best * (1 + 1e-9) - self.model.fixed[i])
+        return best, best_pick
+
+    def _steps_of(self, i: int, values: Floats) -> Floats:
+        """Seconds of one shape for many kind values."""
+        n = len(values)
+        stages = np.repeat(self.rows.stages[i : i + 1], n, axis=0)
+        counter = Counter(self.kinds, Rows(stages, self.rows.ranks[i : i + 1], np.zeros((n, 1, len(COLUMN)), np.int64)))
+        model = self.model.at(i)
+        return model.step(counter.passes(values))[0] + values[:, counter.tail].sum(axis=1)
 
     def least_peak(self) -> Floats:
         """Bytes that the fullest moment of each shape cannot go below: each moment minimised on its own."""

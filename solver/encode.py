@@ -218,6 +218,8 @@ class Master:
         for row in self.memory_rows():
             for j in range(self.shapes.rows):
                 constant, lits, deltas = row.of(j)
+                if not constant and not lits:
+                    continue
                 room = PERMILLE * (limit - int(context[j])) - factor * constant
                 if peak is not None:
                     form = cp_model.LinearExpr.weighted_sum([*lits, peak], [*(factor * d for d in deltas), -PERMILLE])

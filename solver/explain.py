@@ -84,7 +84,7 @@ def _rule_causes(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], sear
     for name in ranked:
         rest = [r for r in search.rules if r.id != name]
         trial = Search(job, narrow(domains(job), fixed, forbid), "time", limited=False, rules=rest)
-        if not trial.pool.empty and trial.pool.grow(float("inf"), float("-inf")) and trial.pool.chunks:
+        if not trial.pool.empty and trial.pool.grow(float("inf")) and trial.pool.chunks:
             single.append(name)
     chosen = single[:3] or ranked[:3]
     return [Cause(rule=n, text=_words(by_id[n], fixed)) for n in chosen if n in by_id]

@@ -12,11 +12,13 @@ import numpy as np
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.terms import TERMS
-from mbsolve.constraints.vocabulary import FEATURES
+from mbsolve.constraints.vocabulary import FEATURES, SHAPE, Split
 from mbsolve.solver.bounds import (
+    PASS_ROWS,
     Bounder,
     Component,
     Counter,
@@ -26,34 +28,52 @@ from mbsolve.solver.bounds import (
     least_values,
     limits_of,
 )
-from mbsolve.solver.rows import STAGE_COLUMN, Rows, moment_rows, stage_rows
+from mbsolve.solver.relaxed import METHODS, relaxed_grids
+from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_rank_flight, moment_rows, stage_rows
 from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
 from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
 
-GRID = ("tp", "cp", "pp", "ep", "etp", "mbs", "sequence_parallel")
-FIRST = 24
-CHUNK = 160
+GRIDS = 16
+RELAXED = 512
+# Seconds or bytes that stand for a target not known yet.
+LARGE = 1e30
+CHUNK = 128
 DUAL = 192
+# Counts of resident bytes that every layer brings, whatever rank it is on.
+_SPREAD = ("dense", "moe")
 
 
 @dataclass
 class Chunk:
-    """Some full shapes with everything known of them; bounds in the unit of the objective (seconds or bytes)."""
+    """Some full shapes with everything known of them; bounds in the unit of the objective (seconds or bytes).
+
+    ``aimed`` is the target that a bound was last tightened towards, minus infinity where it never was;
+    ``moments`` are filled in at the first tightening.
+    """
 
     shapes: Columns
-    rows: Rows
+    stages: Ints
+    ranks: Ints
     tables: list[TermTable]
     bound: Floats
-    estimate: Floats
-    chosen: Ints
-    parts: list[list[Component]]
-    part_of: Ints
     aimed: Floats
+    estimate: Floats
+    guess: list[dict[str, Any] | None]
+    moments: list[Ints | None]
 
     def take(self, index: Ints) -> tuple[Columns, Rows, list[TermTable]]:
-        """Inputs of a master model over some of the shapes."""
+        """Inputs of a bounder or a master model over some of the shapes."""
         tables = [replace(t, classes=t.classes[index]) for t in self.tables]
-        return self.shapes.take(index), self.rows.take(index), tables
+        return self.shapes.take(index), Rows(self.stages[index], self.ranks[index], self._moments(index)), tables
+
+    def _moments(self, index: Ints) -> Ints:
+        found = [self.moments[int(i)] for i in index]
+        height = max((len(f) for f in found if f is not None), default=0) or 1
+        out = np.zeros((len(index), height, len(COLUMN)), np.int64)
+        for i, rows in enumerate(found):
+            if rows is not None:
+                out[i, : len(rows)] = rows
+        return out
 
 
 class Pool:
@@ -66,52 +86,26 @@ class Pool:
         inside, outside = shape_rules(rules)
         self.source = Shapes(job, demands, inside)
         self.features = feature_space(job, demands.domains, outside)
-        self.layouts = self.source.layouts
+        self.kinds = kinds_of(TERMS)
         self.chunks: list[Chunk] = []
+        self.waiting: list[tuple[float, Columns]] = []
         self.next = 0
-        self.shapes_seen = 0
-        self.over_memory = 0
+        self.layouts = 0
         self.quantum = SECONDS_PER_QUANTUM if objective == "time" else BYTES_PER_QUANTUM
-        self.layout_bound, self.layout_static = self._layout_bounds()
-        finite = np.flatnonzero(np.isfinite(self.layout_bound))
-        self.order = finite[np.argsort(self.layout_bound[finite], kind="stable")]
+        grids = self.source.grids
+        self.empty = not grids.rows or any(not v for v in self.features.values.values())
+        self.bound = np.zeros(0)
+        if not self.empty:
+            grids = grids.with_derived(job)
+            self.least, tables = self._least_over_modes(grids)
+            self.fixed = collectives(job, grids, tables)
+            self.limit = limits_of(job, tables, grids.rows).device
+            self.bound = self._grid_bounds(grids)
+        self.aimed = np.full(len(self.bound), -math.inf)
+        finite = np.flatnonzero(np.isfinite(self.bound))
+        self.order = finite[np.argsort(self.bound[finite], kind="stable")]
 
-    @property
-    def empty(self) -> bool:
-        """Whether no feature or layout is left at all."""
-        return not self.layouts.rows or any(not v for v in self.features.values.values())
-
-    def _layout_bounds(self) -> tuple[Floats, Floats]:
-        """For each layout: a bound on the objective, and the least resident bytes of its fullest rank."""
-        layouts = self.layouts
-        if self.empty:
-            return np.zeros(0), np.zeros(0)
-        first, grid_of = layouts.classes(GRID)
-        grids = layouts.take(first).with_derived(self.job)
-        kinds: dict[tuple[str, str], int] = kinds_of(TERMS)
-        best, tables = self._least_over_modes(grids, kinds)
-        stages, ranks = stage_rows(self.job, layouts, layouts_only=True)
-        counts = Rows(stages, ranks, np.zeros((layouts.rows, 1, len(COLUMN)), np.int64))
-        best = best[grid_of]
-        counter = Counter(kinds, counts)
-        fixed = collectives(self.job, grids, tables)[grid_of]
-        layouts = layouts.with_derived(self.job)
-        seconds = StepModel(layouts, ranks, fixed).step(counter.passes(best))[0]
-        seconds = seconds + best[:, counter.tail].sum(axis=1)
-        static = np.zeros(stages.shape[:2])
-        for (row, per), kind in kinds.items():
-            if row == "device_bytes" and per in STAGE_COLUMN and not per.startswith(("replayed", "offloaded")):
-                static += best[:, kind, None] * stages[:, :, STAGE_COLUMN[per]]
-        least = static.max(axis=1)
-        if self.limited:
-            limit = limits_of(self.job, tables, grids.rows).device[grid_of]
-            seconds = np.where(least <= limit, seconds, math.inf)
-            self.over_memory = int((~np.isfinite(seconds)).sum())
-        return (seconds if self.objective == "time" else np.where(np.isfinite(seconds), least, math.inf)), least
-
-    def _least_over_modes(
-        self, grids: Columns, kinds: dict[tuple[str, str], int]
-    ) -> tuple[Floats, list[TermTable]]:
+    def _least_over_modes(self, grids: Columns) -> tuple[Floats, list[TermTable]]:
         """Each kind at its least over the features and the modes that a term may name.
 
         A term that names the pipeline split is counted as nothing: a grid has many.
@@ -128,90 +122,234 @@ class Pool:
                     grids.rows,
                 )
                 tables = term_tables(self.features, one, terms)
-                values = least_values(tables, kinds, grids.rows)
+                values = least_values(tables, self.kinds, grids.rows)
                 best = values if best is None else np.minimum(best, values)
         assert best is not None
         return best, tables
 
-    def grow(self, below: float, target: float) -> bool:
-        """Expand the next layouts whose bound is under ``below``; False when there are none."""
-        end, most = self.next, CHUNK if self.chunks else FIRST
-        while end < len(self.order) and end - self.next < most and self.layout_bound[self.order[end]] < below:
-            end += 1
-        if end == self.next:
-            return False
-        index = self.order[self.next : end]
-        self.next = end
-        shapes = self.source.expand(np.sort(index))
-        self.shapes_seen += shapes.rows
-        if not shapes.rows:
-            return True
-        stages, ranks = stage_rows(self.job, shapes)
-        bounder = Bounder(self.job, self.features, shapes, Rows(stages, ranks, _no_moments(shapes.rows)), TERMS)
-        kept = np.arange(shapes.rows)
-        if self.objective == "time":
-            kept = np.flatnonzero(bounder.cheap()[0] < below)
-        if not len(kept):
-            return True
-        bounder = bounder.take(kept, moment_rows(self.job, shapes.take(kept)))
-        seconds, over, over_host = bounder.cheap()
-        bound = seconds if self.objective == "time" else over + bounder.limits.device
-        keep = bound < below
-        if self.limited:
-            keep &= (over <= 0) & (over_host <= 0)
-        kept = np.flatnonzero(keep)
-        if not len(kept):
-            return True
-        n = len(kept)
-        tables = [replace(t, classes=t.classes[kept]) for t in bounder.tables]
-        self.chunks.append(
-            Chunk(
-                bounder.shapes.take(kept),
-                bounder.rows.take(kept),
-                tables,
-                bound[kept],
-                np.full(n, math.inf),
-                np.zeros((n, 0), np.int64),
-                [],
-                np.full(n, -1, np.int64),
-                np.full(n, -math.inf),
-            )
+    def _value(self, least: Floats, row: str, per: str) -> Floats:
+        kind = self.kinds.get((row, per))
+        return least[:, kind] if kind is not None else np.zeros(len(least))
+
+    def _grid_bounds(self, grids: Columns) -> Floats:
+        """A bound on the objective for each grid, all layers spread evenly over the pipeline; infinite if too large."""
+        stages = virtual_stages(self.job.model, 1, 1, Split())
+        whole = stage_counts(stages, 1, Replay())
+        pp = grids.array("pp").astype(float)
+        rows = np.zeros((grids.rows, 1, len(PASS_ROWS)))
+        static = np.zeros(grids.rows)
+        for (row, per), kind in self.kinds.items():
+            if row in PASS_ROWS and per in whole:
+                rows[:, 0, PASS_ROWS.index(row)] += self.least[:, kind] * whole[per] / pp
+            elif row == "device_bytes" and per in _SPREAD:
+                static += self.least[:, kind] * whole[per] / pp
+        deepest = np.minimum(max(self.source.demands.domains["vpp"]), np.ceil((self.job.model.num_layers + 2) / pp))
+        step = StepModel(grids, np.ones((grids.rows, 1), np.int64), self.fixed, vpp=np.maximum(deepest, 1.0))
+        seconds = step.step(rows)[0] + self._tail(self.least)
+        memory = np.maximum(static, self._transient(self.least, "moe" if self.job.model.is_moe else "dense"))
+        bound = seconds if self.objective == "time" else memory
+        return np.where(memory <= self.limit, bound, math.inf) if self.limited else bound
+
+    def _tail(self, least: Floats) -> Floats:
+        return sum((least[:, k] for (row, _), k in self.kinds.items() if row == "tail"), np.zeros(len(least)))
+
+    def _transient(self, least: Floats, ffn: str) -> Floats:
+        """Bytes that any forward of a layer needs, checkpointed or not."""
+        return np.minimum(
+            self._value(least, "device_bytes", f"at_forward_{ffn}"), self._value(least, "device_bytes", f"at_nograd_{ffn}")
         )
-        self.raise_bounds(self.chunks[-1], target)
+
+    def _layout_bounds(self, layouts: Columns) -> Floats:
+        """A bound on the objective for each layout, with its real stages but every term at its least."""
+        grid = layouts.codes["grid"]
+        least = self.least[grid]
+        stages, ranks = stage_rows(self.job, layouts, layouts_only=True)
+        counter = Counter(self.kinds, Rows(stages, ranks, _no_moments(layouts.rows)))
+        seconds = StepModel(layouts, ranks, self.fixed[grid]).step(counter.passes(least))[0] + self._tail(least)
+        memory = np.zeros(stages.shape[:2])
+        for (row, per), kind in self.kinds.items():
+            if row == "device_bytes" and per in STAGE_COLUMN and not per.startswith(("replayed", "offloaded")):
+                memory += least[:, kind, None] * stages[:, :, STAGE_COLUMN[per]]
+        extra = np.zeros_like(memory)
+        for ffn in ("dense", "moe"):
+            there = stages[:, :, STAGE_COLUMN[ffn]] > 0
+            extra = np.maximum(extra, there * self._transient(least, ffn)[:, None])
+        loss = self._value(least, "device_bytes", "at_loss")[:, None] * (stages[:, :, STAGE_COLUMN["head"]] > 0)
+        fullest = (memory + np.maximum(extra, loss)).max(axis=1)
+        bound = seconds if self.objective == "time" else fullest
+        return np.where(fullest <= self.limit[grid], bound, math.inf) if self.limited else bound
+
+    def grow(self, below: float) -> bool:
+        """Open the next shapes that may be under ``below``; False when there are none."""
+        if not self._refill(below):
+            return False
+        shapes: Columns | None = None
+        while self.waiting and shapes is None:
+            least, layouts = self.waiting.pop(0)
+            if least < below:
+                shapes = self.source.expand(layouts)
+        if shapes is not None and shapes.rows:
+            self._open(shapes, below)
         return True
 
-    def raise_bounds(self, chunk: Chunk, target: float) -> None:
-        """Tighten the bounds that are still under ``target`` (the objective's unit)."""
-        want = np.flatnonzero((chunk.bound < target) & ((chunk.aimed < target * 0.999) | (chunk.aimed == -math.inf)))
-        for start in range(0, len(want), DUAL):
-            index = want[start : start + DUAL]
-            shapes, rows, tables = chunk.take(index)
-            bounder = Bounder(self.job, self.features, shapes, rows, (), tables)
-            if self.objective == "time":
-                bound, estimate, chosen, parts = bounder.dual(target, limited=self.limited)
-                better = estimate < chunk.estimate[index]
-                if better.any():
-                    if chunk.chosen.shape[1] < chosen.shape[1]:
-                        chunk.chosen = np.zeros((chunk.shapes.rows, chosen.shape[1]), np.int64)
-                    chunk.chosen[index[better]] = chosen[better]
-                    chunk.part_of[index[better]] = len(chunk.parts)
-                    chunk.estimate[index[better]] = estimate[better]
-                    chunk.parts.append(parts)
-            else:
-                bound = bounder.least_peak()
-            chunk.bound[index] = np.maximum(chunk.bound[index], bound)
-            chunk.aimed[index] = target
+    def _relax(self, below: float) -> None:
+        """Tighten the bounds of grids that are under ``below`` and were not aimed at it, and sort what is left."""
+        left = self.order[self.next :]
+        loose = left[(self.bound[left] < below) & (self.aimed[left] < min(below, LARGE) * (1 - 1e-3))]
+        if not len(loose):
+            return
+        grids = self.source.grids.take(loose).with_derived(self.job)
+        for start in range(0, len(loose), RELAXED):
+            some = loose[start : start + RELAXED]
+            part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
+            shapes, rows, tables, deepest = relaxed_grids(self.job, self.features, self.source, part, TERMS)
+            bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
+            bound = bounder.dual(below, limited=self.limited, rounds=10)[0].reshape(-1, len(METHODS)).min(axis=1)
+            self.bound[some] = np.maximum(self.bound[some], bound)
+            self.aimed[some] = min(below, LARGE)
+        left = left[np.argsort(self.bound[left], kind="stable")]
+        self.order[self.next :] = left
 
-    def relaxed_plan(self, chunk: Chunk, row: int) -> dict[str, Any] | None:
-        """The decisions of a shape's best relaxed minimiser; a feature in no term takes its first value."""
-        if chunk.part_of[row] < 0:
-            return None
-        out = chunk.shapes.row(row)
-        out.pop("layout")
+    def _refill(self, below: float) -> bool:
+        """Cross the pipelines into the next grids until some layouts wait."""
+        if self.objective == "time":
+            self._relax(below)
+        while not self.waiting or self.waiting[0][0] >= below:
+            end = self.next
+            while end < len(self.order) and end - self.next < GRIDS and self.bound[self.order[end]] < below:
+                end += 1
+            if end == self.next:
+                return bool(self.waiting) and self.waiting[0][0] < below
+            index = np.sort(self.order[self.next : end])
+            self.next = end
+            layouts = self.source.layouts(index).with_derived(self.job)
+            self.layouts += layouts.rows
+            if not layouts.rows:
+                continue
+            bound = self._layout_bounds(layouts)
+            kept = np.flatnonzero(bound < below)
+            kept = kept[np.argsort(bound[kept], kind="stable")]
+            for start in range(0, len(kept), CHUNK):
+                some = kept[start : start + CHUNK]
+                self.waiting.append((float(bound[some[0]]), layouts.take(np.sort(some))))
+            self.waiting.sort(key=lambda pair: pair[0])
+        return True
+
+    def frontier(self) -> float:
+        """A bound on everything that is not open yet."""
+        left = [pair[0] for pair in self.waiting]
+        if self.next < len(self.order):
+            left.append(float(self.bound[self.order[self.next]]))
+        return min(left, default=math.inf)
+
+    def _open(self, shapes: Columns, below: float) -> None:
+        stages, ranks = stage_rows(self.job, shapes)
+        tables = term_tables(self.features, shapes, TERMS)
+        bounder = Bounder(self.job, self.features, shapes, Rows(stages, ranks, _no_moments(shapes.rows)), tables)
+        bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(shapes.rows)
+        keep = bound < below
+        if self.limited:
+            keep &= self._first_rank(shapes, stages, bounder) <= bounder.limits.device
+        kept = np.flatnonzero(keep)
+        n = len(kept)
+        if n:
+            self.chunks.append(
+                Chunk(
+                    shapes.take(kept),
+                    stages[kept],
+                    ranks[kept],
+                    [replace(t, classes=t.classes[kept]) for t in tables],
+                    bound[kept],
+                    np.full(n, -math.inf),
+                    np.full(n, math.inf),
+                    [None] * n,
+                    [None] * n,
+                )
+            )
+
+    def _first_rank(self, shapes: Columns, stages: Ints, bounder: Bounder) -> Floats:
+        """Bytes that the first rank surely holds at once: what is resident, and what is in flight at its least."""
+        least = bounder.least()
+
+        def value(per: str) -> Floats:
+            kind = bounder.kinds.get(("device_bytes", per))
+            return least[:, kind] if kind is not None else np.zeros(shapes.rows)
+
+        resident = np.zeros(shapes.rows)
+        for name, column in STAGE_COLUMN.items():
+            resident += value(name) * stages[:, 0, column]
+        flight, layers = first_rank_flight(self.job, shapes)
+        ffns = [ffn for ffn in ("dense", "moe") if any(k.ffn == ffn for k in self.job.model.layers())]
+        layer = value("live_attention") + np.minimum.reduce([value(f"live_{f}") for f in ffns])
+        work = np.minimum.reduce([value(f"at_forward_{f}") for f in ffns])
+        method, number = shapes.array("recompute_method"), shapes.array("recompute_num_layers")
+        units = np.where(method == "uniform", -(-layers // np.maximum(number, 1)), np.minimum(layers, number))
+        plain = np.where(method == "uniform", 0, layers - units)
+        plain = np.where(shapes.array("activation_offload_layers") > 0, 0, plain)
+        held = flight * (units * value("live_unit") + plain * layer)
+        # A unit that is replayed holds one whole layer in place of its input.
+        replay = np.where((units > 0) & (flight > 0), layer - value("live_unit"), 0.0)
+        return resident + held + np.where(layers > 0, np.maximum(replay, 0.0) + work, 0.0)
+
+    def tighten(self, target: float) -> bool:
+        """Tighten the least bounds that are under ``target`` and were not aimed at it; False when there are none."""
+        rows: list[tuple[float, int, int]] = []
+        for c, chunk in enumerate(self.chunks):
+            loose = np.flatnonzero((chunk.bound < target) & (chunk.aimed < target * (1 - 1e-4)))
+            if math.isinf(target):
+                loose = np.flatnonzero((chunk.bound < target) & np.isneginf(chunk.aimed))
+            rows += [(float(chunk.bound[i]), c, int(i)) for i in loose]
+        rows.sort()
+        if not rows:
+            return False
+        by_chunk: dict[int, list[int]] = {}
+        for _, c, i in rows[:DUAL]:
+            by_chunk.setdefault(c, []).append(i)
+        for c, found in by_chunk.items():
+            self._tighten(self.chunks[c], np.array(sorted(found), np.int64), target)
+        return True
+
+    def _tighten(self, chunk: Chunk, index: Ints, target: float) -> None:
+        fresh = index[np.isneginf(chunk.aimed[index])]
+        chunk.aimed[index] = target if math.isfinite(target) else 0.0
+        if len(fresh):
+            self._first_look(chunk, fresh)
+            index = index[np.isfinite(chunk.bound[index])]
+        if not len(index):
+            return
+        shapes, rows, tables = chunk.take(index)
+        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        if self.objective == "memory":
+            chunk.bound[index] = np.maximum(chunk.bound[index], bounder.least_peak())
+            return
+        bound, estimate, chosen, parts = bounder.dual(target, limited=self.limited, exact=self.limited)
+        chunk.bound[index] = np.maximum(chunk.bound[index], bound)
+        for k in np.flatnonzero(estimate < chunk.estimate[index]):
+            i = int(index[k])
+            chunk.estimate[i] = estimate[k]
+            chunk.guess[i] = self._relaxed_plan(shapes, int(k), parts, chosen[k])
+
+    def _first_look(self, chunk: Chunk, index: Ints) -> None:
+        """Memory of shapes for the first time: out with those that cannot fit, and keep the moments that decide."""
+        shapes = chunk.shapes.take(index)
+        rows = Rows(chunk.stages[index], chunk.ranks[index], moment_rows(self.job, shapes))
+        tables = [replace(t, classes=t.classes[index]) for t in chunk.tables]
+        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        _, over, over_host = bounder.cheap()
+        if self.limited:
+            chunk.bound[index[(over > 0) | (over_host > 0)]] = math.inf
+        binding = bounder.binding(everything=not self.limited or self.objective == "memory")
+        for k, i in enumerate(index):
+            chunk.moments[int(i)] = rows.moments[k][binding[k]]
+
+    def _relaxed_plan(
+        self, shapes: Columns, row: int, parts: Sequence[Component], chosen: Ints
+    ) -> dict[str, Any]:
+        """The decisions of a shape's relaxed minimiser; a feature in no term takes its first value."""
+        out = {n: v for n, v in shapes.row(row).items() if n in SHAPE}
         found: dict[str, Any] = {n: v[0] for n, v in self.features.values.items()}
-        for c, part in enumerate(chunk.parts[chunk.part_of[row]]):
-            picked = part.tuples[chunk.chosen[row, c]]
-            for name, i in zip(part.names, picked.tolist(), strict=True):
+        for part, pick in zip(parts, chosen.tolist(), strict=True):
+            for name, i in zip(part.names, part.tuples[pick].tolist(), strict=True):
                 found[name] = self.features.values[name][i]
         return out | {n: found[n] for n in FEATURES}
 

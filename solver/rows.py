@@ -9,8 +9,8 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN, worst_moments
-from mbsolve.constraints.placement import STAGE_COUNTS, Replay, stage_classes
-from mbsolve.constraints.schedule import Ints, representative
+from mbsolve.constraints.placement import STAGE_COUNTS, Replay, chunks_of, stage_classes, virtual_stages
+from mbsolve.constraints.schedule import Ints, in_flight, representative
 from mbsolve.solver.shapes import Columns
 
 STAGE_COLUMN = {name: i for i, name in enumerate(STAGE_COUNTS)}
@@ -87,3 +87,15 @@ def moment_rows(job: Job, shapes: Columns) -> Ints:
         moments[i, : len(counts)] = counts
         moments[i, len(counts) :] = counts[0]
     return moments[inverse]
+
+
+def first_rank_flight(job: Job, shapes: Columns) -> tuple[Ints, Ints]:
+    """For each full shape: most chunks in flight on the first rank, and layers of its smallest chunk."""
+    first, inverse = shapes.classes(("pp", "vpp", "split", "ep_overlap", "microbatches"))
+    flight, layers = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    for i, r in enumerate(first):
+        at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in ("pp", "vpp", "split", "ep_overlap", "microbatches")}
+        flight[i] = in_flight(at["pp"], at["vpp"], at["microbatches"], at["ep_overlap"])
+        chunks = chunks_of(virtual_stages(job.model, at["pp"], at["vpp"], at["split"]), at["pp"], 0)
+        layers[i] = min(sum(item.kind is not None for item in chunk) for chunk in chunks)
+    return flight[inverse], layers[inverse]

@@ -82,7 +82,6 @@ class Search:
         self.rules = self.rules or hard_rules(self.job)
         self.pool = Pool(self.job, self.demands, self.rules, self.objective, self.limited)
         self.known: dict[tuple[Any, ...], Found] = {}
-        self.statistics["layouts"] = self.pool.layouts.rows
         self.statistics["build_seconds"] += time.perf_counter() - start
 
     # ------------------------------------------------------------------ small helpers
@@ -138,13 +137,10 @@ class Search:
             upper = top.score(self.objective) if top else math.inf
             if upper <= floor:
                 break
-            self._grow(upper)
-            if self._heuristic(exclude):
+            if self._prepare(upper, exclude):
                 continue
             picks = self._open(upper, closed, size)
             if not picks:
-                if upper == math.inf and self._more():
-                    continue
                 break
             self.left()
             result = self._solve(picks, exclude, upper, floor)
@@ -172,27 +168,22 @@ class Search:
         """Objective in its unit that a shape's bound must reach to be out."""
         return math.inf if upper == math.inf else self.seconds(upper) * (1 + 1e-9)
 
-    def _grow(self, upper: float) -> None:
+    def _prepare(self, upper: float, exclude: Sequence[tuple[Any, ...]]) -> bool:
+        """Open and tighten until every shape not excluded is known; True as soon as the incumbent improved."""
         start = time.perf_counter()
         target = self._target(upper)
-        if not self.pool.chunks and upper == math.inf:
-            while not any(len(c.bound) for c in self.pool.chunks) and self.pool.grow(math.inf, math.inf):
+        try:
+            while True:
                 self.left()
-        elif upper < math.inf:
-            for chunk in self.pool.chunks:
-                self.pool.raise_bounds(chunk, target)
-            while self.pool.grow(target, target):
-                self.left()
-                if self._heuristic(()):
-                    break
-        self.statistics["build_seconds"] += time.perf_counter() - start
-        self.say(f"{self.pool.next} of {len(self.pool.order)} layouts opened")
-
-    def _more(self) -> bool:
-        start = time.perf_counter()
-        grew = self.pool.grow(math.inf, math.inf)
-        self.statistics["build_seconds"] += time.perf_counter() - start
-        return grew
+                while self.pool.tighten(target):
+                    self.left()
+                    if self._heuristic(exclude):
+                        return True
+                if not self.pool.grow(target):
+                    return False
+                self.say(f"{self.pool.next} of {len(self.pool.order)} grids opened")
+        finally:
+            self.statistics["build_seconds"] += time.perf_counter() - start
 
     def _heuristic(self, exclude: Sequence[tuple[Any, ...]]) -> bool:
         """Price the most promising relaxed minimisers; True when the incumbent improved."""
@@ -207,7 +198,7 @@ class Search:
                 if not math.isfinite(estimate) or estimate >= self.seconds(best):
                     continue
                 chunk.estimate[row] = math.inf
-                values = self.pool.relaxed_plan(chunk, int(row))
+                values = chunk.guess[int(row)]
                 if values is None or not self.legal(values):
                     continue
                 found = self.price(values)
@@ -223,7 +214,7 @@ class Search:
         rows: list[tuple[float, int, int]] = []
         limit = self._target(upper)
         for c, chunk in enumerate(self.pool.chunks):
-            mask = chunk.bound < limit
+            mask = (chunk.bound < limit) & ~np.isneginf(chunk.aimed)
             if c in closed:
                 mask &= ~closed[c]
             rows += [(float(chunk.bound[i]), c, int(i)) for i in np.flatnonzero(mask)]

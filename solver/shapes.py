@@ -1,8 +1,8 @@
 """The shapes of a job: every legal value of the decisions that fix how many of everything there is.
 
 Built by a progressive join: a decision is crossed in, and every rule whose scope is complete filters at once.
-A shape is found in two levels, so that the second is only expanded where the first is promising: the layout
-(grids, micro-batch, pipeline split), then its modes (full recompute, layer offload, overlap, graphs).
+A shape is found in three levels, so that the next is only expanded where the last is promising: the grids and
+micro-batch, the layout (interleaving and split), the modes (full recompute, layer offload, overlap, graphs).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mbsolve.constraints.vocabulary import DERIVED, SHAPE, Split
 
 Ints = NDArray[np.int64]
 
+GRID = SHAPE[: SHAPE.index("vpp")]
 LAYOUT = SHAPE[: SHAPE.index("split") + 1]
 MODES = SHAPE[SHAPE.index("split") + 1 :]
 NEEDS = {"dp": ("tp", "cp", "pp"), "edp": ("etp", "ep", "pp"), "microbatches": ("tp", "cp", "pp", "mbs")}
@@ -145,7 +146,9 @@ class Shapes:
         self.rules = list(rules)
         self.removed: dict[str, int] = {}
         self._values: dict[str, list[Any]] = {}
-        self.layouts = self._layouts()
+        self._choices: dict[int, list[tuple[int, int]]] | None = None
+        self._known: list[Split] = []
+        self.grids = self._grids()
 
     def _allowed(self, name: str) -> list[Any]:
         """Values of one decision that its single-decision rules allow."""
@@ -162,19 +165,27 @@ class Shapes:
                 out.append(value)
         return out
 
-    def _layouts(self) -> Columns:
+    def _grids(self) -> Columns:
         columns = Columns({}, {}, 1)
         done: set[str] = set()
-        for name in ("tp", "cp", "pp", "ep", "etp", "mbs", "sequence_parallel"):
+        for name in GRID:
             columns = _cross(columns, name, self._allowed(name))
             columns = self._filter(columns, done, name)
         for name, wanted in self.demands.derived.items():
-            sizes = derive(self.job, {n: columns.array(n) for n in ("tp", "cp", "pp", "ep", "etp", "mbs")})
+            sizes = derive(self.job, {n: columns.array(n) for n in GRID[:-1]})
             columns = columns.take(np.broadcast_to(sizes[name], (columns.rows,)) == wanted)
-        columns = self._pipelines(columns)
-        before = set(done)
-        done |= {"vpp", "split"}
-        return keep_legal(self.job, columns, _ready(self.rules, done, before), self.removed)
+        return columns
+
+    def layouts(self, index: Ints) -> Columns:
+        """The legal layouts of some grids, with the column ``grid`` (row in `grids`)."""
+        grids = self.grids.take(index)
+        grids = Columns(
+            {**grids.values, "grid": list(range(self.grids.rows))},
+            {**grids.codes, "grid": np.asarray(index, np.int64)},
+            grids.rows,
+        )
+        columns = self._pipelines(grids)
+        return keep_legal(self.job, columns, _ready(self.rules, set(LAYOUT), set(GRID)), self.removed)
 
     def _filter(self, columns: Columns, done: set[str], name: str) -> Columns:
         before = set(done)
@@ -184,27 +195,41 @@ class Shapes:
 
     def _pipelines(self, columns: Columns) -> Columns:
         """Cross in the interleaving and the split, which depend on the number of pipeline stages."""
-        known: dict[Split, int] = {}
-        choices: dict[int, list[tuple[int, int]]] = {}
-        vpps = self._allowed("vpp")
-        early = [r for r in self.rules if "split" not in r.scope and "vpp" in r.scope]
-        for pp in columns.values["pp"]:
-            choices[pp] = [
-                (vpps.index(vpp), known.setdefault(s, len(known)))
-                for vpp in vpps
-                if vpp == 1 or pp * vpp <= self.job.model.num_layers + 2
-                for s in self._splits(pp, vpp)
-            ]
         pps = columns.array("pp")
-        sizes = np.array([len(choices[int(p)]) for p in pps], np.int64) if columns.rows else np.zeros(0, np.int64)
-        index = np.repeat(np.arange(columns.rows), sizes)
+        choices = self._known_pipelines()
         pairs = [choices[int(p)] for p in pps]
+        index = np.repeat(np.arange(columns.rows), [len(p) for p in pairs]).astype(np.int64)
         flat = np.array([pair for mine in pairs for pair in mine], np.int64).reshape(-1, 2)
         out = columns.take(index)
-        out.values = {**out.values, "vpp": vpps, "split": list(known)}
+        out.values = {**out.values, "vpp": self._allowed("vpp"), "split": self._known}
         out.codes |= {"vpp": flat[:, 0], "split": flat[:, 1]}
-        del early
         return out
+
+    def _known_pipelines(self) -> dict[int, list[tuple[int, int]]]:
+        """For each number of stages: codes of the interleavings and splits to try."""
+        if self._choices is None:
+            known: dict[Split, int] = {}
+            vpps = self._allowed("vpp")
+            self._choices = {
+                pp: [
+                    (vpps.index(vpp), known.setdefault(s, len(known)))
+                    for vpp in vpps
+                    if vpp == 1 or pp * vpp <= self.job.model.num_layers + 2
+                    for s in self._splits(pp, vpp)
+                ]
+                for pp in sorted({int(p) for p in self.grids.array("pp")})
+            }
+            self._known = list(known)
+        return self._choices
+
+    def pipelines(self, pp: int) -> list[tuple[int, Split]]:
+        """The interleavings and splits to try for a number of stages."""
+        vpps = self._allowed("vpp")
+        return [(vpps[v], self._known[s]) for v, s in self._known_pipelines()[pp]]
+
+    def deepest(self, pp: int) -> int:
+        """Most virtual stages of a rank among `pipelines`."""
+        return max((vpp for vpp, _ in self.pipelines(pp)), default=1)
 
     def _splits(self, pp: int, vpp: int) -> list[Split]:
         wanted = self.demands.split
@@ -220,18 +245,12 @@ class Shapes:
             out.append(split)
         return out
 
-    def expand(self, index: Ints) -> Columns:
-        """Full shapes of some layouts, with derived sizes and the column ``layout`` (row in `layouts`)."""
-        layouts = self.layouts.take(index)
+    def expand(self, layouts: Columns) -> Columns:
+        """Full shapes of some layouts, with derived sizes."""
         depth = self.depths(layouts)
         modes = self._modes(int(depth.max(initial=0)), bool((layouts.array("pp") == 1).any()))
-        names = ("recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl")
+        names = MODES
         columns = layouts
-        columns = Columns(
-            {**columns.values, "layout": list(range(self.layouts.rows))},
-            {**columns.codes, "layout": np.asarray(index, np.int64)},
-            columns.rows,
-        )
         n = len(modes)
         codes = {k: np.repeat(v, n) for k, v in columns.codes.items()}
         values = dict(columns.values)
@@ -283,13 +302,12 @@ class Shapes:
         rules = [
             r
             for r in self.rules
-            if set(r.scope) <= {"recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl"}
+            if set(r.scope) <= set(MODES)
         ]
-        names = ("recompute_method", "recompute_num_layers", "activation_offload_layers", "ep_overlap", "cuda_graph_impl")
         return [
             m
             for m in out
-            if all(_holds(r, self.job, dict(zip(names, m, strict=True))) for r in rules if len(r.scope) > 1)
+            if all(_holds(r, self.job, dict(zip(MODES, m, strict=True))) for r in rules if len(r.scope) > 1)
         ]
 
 

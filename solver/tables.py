@@ -18,7 +18,7 @@ from mbsolve.constraints.domains import Domains
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import Rule, Term
 from mbsolve.constraints.vocabulary import FEATURES
-from mbsolve.solver.shapes import Columns, Ints, scope_rows, values_at
+from mbsolve.solver.shapes import NEEDS, Columns, Ints, scope_rows, values_at
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -50,6 +50,17 @@ class Features:
             columns = {k: v[keep] for k, v in columns.items()}
             size = int(keep.sum())
         return np.stack([columns[n] for n in names], 1) if names else np.zeros((1, 0), np.int64)
+
+    def under(self, names: Sequence[str], tuples: Ints, name: str, value: Any) -> Bools:
+        """Which tuples can be completed with ``name`` at ``value``."""
+        if value not in self.values[name]:
+            return np.zeros(len(tuples), bool)
+        code = self.values[name].index(value)
+        if name in names:
+            return np.asarray(tuples[:, list(names).index(name)] == code)
+        joint = self.legal((*names, name))
+        found = {tuple(t[:-1]) for t in joint.tolist() if t[-1] == code}
+        return np.array([tuple(t) in found for t in tuples.tolist()], bool)
 
     def arrays(self, names: Sequence[str], tuples: Ints) -> dict[str, NDArray[Any]]:
         """Values of the tuples, one row array for each name."""
@@ -106,10 +117,15 @@ class MixedTable:
 
 
 def mixed_tables(features: Features, shapes: Columns) -> list[MixedTable]:
-    """The mixed rules over a set of shapes, without those that always hold there."""
+    """The mixed rules over a set of shapes, without those that always hold there.
+
+    A rule that names a decision which the shapes do not have yet is relaxed.
+    """
     out = []
     for rule in features.mixed:
         shape, names = split_scope(rule.scope)
+        if not all(n in shapes.codes for name in shape for n in NEEDS.get(name, (name,))):
+            continue
         needed, first, inverse = scope_rows(shapes, shape)
         cache: dict[tuple[Any, ...], Bools] = {}
         tables = []
@@ -134,9 +150,18 @@ class TermTable:
     values: Floats
     classes: Ints
 
+    def least(self, other: TermTable) -> TermTable:
+        """The smaller of two tables of the same term over the same shapes, entry by entry."""
+        return TermTable(self.term, self.features, self.tuples, np.minimum(self.values, other.values), self.classes)
+
 
 def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
     """Tabulate terms over a set of shapes; terms that are zero throughout are left out."""
+    return tidy(raw_tables(features, shapes, terms))
+
+
+def raw_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
+    """A table for each term, over the features of its scope that have more than one value."""
     out = []
     legal: dict[tuple[str, ...], Ints] = {}
     fixed = {n: v[0] for n, v in features.values.items() if len(v) == 1}
@@ -151,9 +176,17 @@ def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> l
         at |= features.arrays(names, tuples) | {n: fixed[n] for n in scope if n in fixed}
         raw = np.asarray(term.call(features.job.facts, at), float)
         values = np.broadcast_to(raw, (len(first), len(tuples)))
-        if values.any():
-            names, tuples, values = _depends(names, tuples, values)
-            out.append(TermTable(term, names, tuples, values, inverse))
+        out.append(TermTable(term, names, tuples, values, inverse))
+    return out
+
+
+def tidy(tables: Iterable[TermTable]) -> list[TermTable]:
+    """Tables without features that make no difference, and without terms that are zero throughout."""
+    out = []
+    for t in tables:
+        if t.values.any():
+            names, tuples, values = _depends(t.features, t.tuples, t.values)
+            out.append(TermTable(t.term, names, tuples, values, t.classes))
     return out
 
 

@@ -150,12 +150,11 @@ def device_terms(op: Op) -> list[Term]:
         return []
     rows: tuple[Row, Row] = ("forward_device", "backward_device")
     text = (op.seconds.__doc__ or op.name).strip().splitlines()[0]
-    return [
-        _term(
-            op.name, row, op.block, op.source, op.device_scope, lambda v, r=row: op.device(v)[_side(r)], text
-        )
-        for row in rows
-    ]
+
+    def seconds(row: Row) -> Callable[[Values], Any]:
+        return lambda v: op.device(v)[_side(row)]
+
+    return [_term(op.name, row, op.block, op.source, op.device_scope, seconds(row), text) for row in rows]
 
 
 def kernel_terms(block: Block, ops: Sequence[Op]) -> list[Term]:

@@ -25,7 +25,10 @@ def _tangents(norm: float) -> tuple[tuple[int, int], ...]:
         device, host = math.cos(angle), math.sin(angle)
         size = (device**norm + host**norm) ** (1 / norm)
         out.append(
-            (round(SOFT_SCALE * (device / size) ** (norm - 1)), round(SOFT_SCALE * (host / size) ** (norm - 1)))
+            (
+                round(SOFT_SCALE * (device / size) ** (norm - 1)),
+                round(SOFT_SCALE * (host / size) ** (norm - 1)),
+            )
         )
     return tuple(out)
 

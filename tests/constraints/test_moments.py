@@ -6,33 +6,49 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mbsolve.constraints.moments import COLUMN, MOMENT_COUNTS, Block, blocks_of, rank_moments, worst_moments
-from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
-from mbsolve.constraints.schedule import passes, representative
+from mbsolve.constraints.placement import Replay, Stage, chunks_of, stage_counts, virtual_stages
+from mbsolve.constraints.schedule import Ints, passes, representative
 from mbsolve.constraints.splits import splits
-from mbsolve.models.card import load_model
+from mbsolve.constraints.vocabulary import Split
+from mbsolve.models.card import Model, load_model
 
 DSV3 = load_model("dsv3").model_copy(update={"num_layers": 13})
 LLAMA = load_model("llama3-8b").model_copy(update={"num_layers": 12})
 
 
-def slow_peak(model, pp, vpp, split, replay, microbatches, overlap, rank, weight):  # type: ignore[no-untyped-def]
+Weights = NDArray[np.float64]
+Case = tuple[Model, tuple[int, int], int, Replay, bool, int]
+
+
+def slow_peak(
+    model: Model,
+    pp: int,
+    vpp: int,
+    split: Split,
+    replay: Replay,
+    microbatches: int,
+    overlap: bool,
+    rank: int,
+    weight: Weights,
+) -> float:
     """Walk every layer of every pass of every micro-batch; the obvious, slow reading of the schedule."""
     chunks = chunks_of(virtual_stages(model, pp, vpp, split), pp, rank)
     blocks = [blocks_of(c, replay) for c in chunks]
     counts = stage_counts(chunks, pp, replay)
-    base = sum(weight[COLUMN[k]] * v for k, v in counts.items())
+    base = float(sum(weight[COLUMN[k]] * v for k, v in counts.items()))
     held, peak = 0.0, 0.0
     residue = [[0.0] * len(b) for b in blocks]
 
-    def w(vector):  # type: ignore[no-untyped-def]
+    def w(vector: Ints) -> float:
         return float(weight @ vector)
 
     def left(block: Block) -> float:
         return w(block.left())
 
-    p2p = weight[COLUMN["p2p"]]
+    p2p = float(weight[COLUMN["p2p"]])
     for forward, c in passes(pp, vpp, rank, microbatches, overlap):
         what = [i.what for i in chunks[c]]
         mtp = what.count("mtp")
@@ -69,7 +85,9 @@ CASES = st.tuples(
     st.sampled_from([DSV3, LLAMA]),
     st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (2, 3), (4, 3)]),
     st.integers(1, 6),
-    st.sampled_from([Replay(), Replay("uniform", 1), Replay("uniform", 2), Replay("block", 1), Replay("block", 2)]),
+    st.sampled_from(
+        [Replay(), Replay("uniform", 1), Replay("uniform", 2), Replay("block", 1), Replay("block", 2)]
+    ),
     st.booleans(),
     st.integers(0, 10_000),
 )
@@ -77,7 +95,7 @@ CASES = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(CASES)
-def test_no_pass_holds_more_than_the_moments(case) -> None:  # type: ignore[no-untyped-def]
+def test_no_pass_holds_more_than_the_moments(case: Case) -> None:
     model, (pp, vpp), groups, replay, overlap, seed = case
     rng = np.random.default_rng(seed)
     weight = rng.random(len(MOMENT_COUNTS))
@@ -96,17 +114,17 @@ def test_no_pass_holds_more_than_the_moments(case) -> None:  # type: ignore[no-u
         slow = slow_peak(model, pp, vpp, split, replay, microbatches, overlap, rank, weight)
         # At rest everything stale is held at once, so a rank may peak there; never below the walk.
         assert fast >= slow * (1 - 1e-9)
-        rest = _rest(model, chunks, pp, replay, weight)
+        rest = _rest(chunks, pp, replay, weight)
         assert fast <= max(slow, rest) * (1 + 1e-9)
         worst = max(worst, fast)
     found = worst_moments(model, pp, vpp, split, replay, representative(pp, vpp, microbatches), overlap)
     assert float((found @ weight).max()) == pytest.approx(worst, rel=1e-9)
 
 
-def _rest(model, chunks, pp, replay, weight):  # type: ignore[no-untyped-def]
+def _rest(chunks: tuple[Stage, ...], pp: int, replay: Replay, weight: Weights) -> float:
     counts = stage_counts(chunks, pp, replay)
     stale = sum(float(weight @ b.left()) for c in chunks for b in blocks_of(c, replay))
-    return sum(weight[COLUMN[k]] * v for k, v in counts.items()) + stale
+    return float(sum(weight[COLUMN[k]] * v for k, v in counts.items())) + stale
 
 
 def test_in_flight_of_interleaved_schedule_is_the_published_count() -> None:

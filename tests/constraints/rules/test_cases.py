@@ -18,7 +18,7 @@ CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").
 PLACEHOLDER = {"gpus": 4096, "seq_len": 4096, "gbs": 4096}
 
 
-class CaseSettings(Settings):
+class CaseSettings(Settings, frozen=True):
     """Settings with the one that turns the padding of the vocabulary off."""
 
     make_vocab_size_divisible_by: int = 128

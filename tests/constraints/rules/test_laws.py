@@ -29,7 +29,7 @@ BREAKS: list[dict[str, Any]] = yaml.safe_load((HERE / "breaks.yaml").read_text()
 UPSTREAM: dict[str, list[str]] = json.loads((HERE / "catalogue_ids.json").read_text())
 
 
-class UnpaddedSettings(Settings):
+class UnpaddedSettings(Settings, frozen=True):
     """Settings with the one that turns the padding of the vocabulary off."""
 
     make_vocab_size_divisible_by: int = 128

@@ -1,4 +1,4 @@
-"""Read machine cards: YAML in, plain values with their sources out, one sentence when a card is wrong."""
+"""Read the cards of models and machines: YAML in, plain values with their sources out, one sentence when a card is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CardError", "card_names", "card_sources", "explain", "find_card", "p
 
 
 class CardError(ValueError):
-    """A machine card, or its name, that cannot be used; the message is one sentence."""
+    """A card, or its name, that cannot be used; the message is one sentence."""
 
 
 def _spelling(name: str) -> str:
@@ -121,8 +121,10 @@ def _known_words(folder: Path) -> dict[str, str]:
     return known
 
 
-def find_card(name_or_path: str | Path, folder: Path) -> Path:
+def find_card(name_or_path: str | Path, folder: Path, what: str) -> Path:
     """Return the file of a card that is named, nicknamed, or given as a path.
+
+    ``what`` (model, machine) names the kind of card in the error.
 
     A string is a path if it has a ``/``, ends in ``.yaml`` or ``.yml``, or is no known name but an existing file.
 
@@ -144,5 +146,5 @@ def find_card(name_or_path: str | Path, folder: Path) -> Path:
     if Path(name).is_file():
         return Path(name)
     raise CardError(
-        f"There is no machine {name!r} among {', '.join(card_names(folder))}{_did_you_mean(name, known) or '.'}"
+        f"There is no {what} {name!r} among {', '.join(card_names(folder))}{_did_you_mean(name, known) or '.'}"
     )
