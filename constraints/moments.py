@@ -214,7 +214,7 @@ def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[
 
 
 @lru_cache(maxsize=16384)
-def _whole(chunk: Stage, replay: Replay) -> Ints:
+def held_by(chunk: Stage, replay: Replay) -> Ints:
     """Counts that one micro-batch of a chunk holds between its forward and its backward."""
     return np.asarray(sum((b.live() for b in blocks_of(chunk, replay)), _head(chunk)))
 
@@ -236,7 +236,7 @@ def rank_moments(
     base = np.zeros(len(MOMENT_COUNTS), np.int64)
     counts = stage_counts(chunks, pp, replay)
     base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
-    whole, left = np.array([_whole(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
+    whole, left = np.array([held_by(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
     alike: dict[tuple[bool, Stage, bool], list[Ints]] = {}
     for state in states(pp, len(chunks), rank, microbatches, overlap):
         held = state.in_flight @ whole + state.others @ left

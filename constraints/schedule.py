@@ -52,12 +52,6 @@ def passes(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> li
     return out + [(False, vpp - 1 - c) for c in order[total - warmup :]]
 
 
-def in_flight(pp: int, vpp: int, microbatches: int, overlap: bool) -> int:
-    """Most micro-batch chunks that the first rank holds at once."""
-    warmup = pp - 1 if vpp == 1 else 2 * (pp - 1) + (vpp - 1) * pp
-    return min(warmup + int(overlap and vpp > 1) + 1, microbatches * vpp)
-
-
 def representative(pp: int, vpp: int, microbatches: int) -> int:
     """A number of micro-batches, at most the given one, whose passes reach every state of the longer run."""
     return min(microbatches, 4 * pp if vpp > 1 else pp + 3)

@@ -39,7 +39,9 @@ def main() -> None:
     """Compare a run that the host limits much with one that it limits less, then show the refusals."""
     job = make_job("qwen3-30b-a3b", "h100", 16, 4096, gbs=32)
     eager = Plan(tp=2, pp=2, ep=4, sequence_parallel=True)
-    compare(f"{job.model.title}, TP 2, PP 2, EP 4 (measured: {MEASURED:+.0%} for the widest scope)", job, eager)
+    compare(
+        f"{job.model.title}, TP 2, PP 2, EP 4 (measured: {MEASURED:+.0%} for the widest scope)", job, eager
+    )
     compare("The same job with EP 16 alone: fewer launches wait, so there is less to gain", job, Plan(ep=16))
     refuse(job, eager)
 

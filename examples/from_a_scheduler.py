@@ -45,7 +45,9 @@ def main() -> None:
         error = max(offer.error for offer in possible)
         cheapest = min(possible, key=lambda offer: offer.gpu_hours or 0.0)
         fastest = min(possible, key=lambda offer: offer.hours or 0.0)
-        print(f"Cheapest: {cheapest.gpus} GPUs. Fastest: {fastest.gpus} GPUs. GPU-hours within {error:.0%} are a tie.")
+        print(
+            f"Cheapest: {cheapest.gpus} GPUs. Fastest: {fastest.gpus} GPUs. GPU-hours within {error:.0%} are a tie."
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ are relaxed to what they allow inside each, which keeps the bound valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,11 @@ class Component:
     mask: Bools | None
     groups: dict[tuple[int, ...], slice]
     hub: tuple[int, ...]
+
+    def take(self, index: Ints) -> Component:
+        """The same over some of the shapes."""
+        mask = self.mask[index] if self.mask is not None else None
+        return replace(self, classes=self.classes[index], mask=mask)
 
 
 @dataclass(frozen=True)
@@ -109,11 +115,11 @@ class StepModel:
         self.bubble = (pp - 1) / (shapes.array("vpp") if vpp is None else vpp)
         self.fixed = fixed
 
-    def at(self, i: int) -> StepModel:
-        """The model of one shape, to be fed any number of rows."""
+    def at(self, index: Ints) -> StepModel:
+        """The model of some shapes; that of one shape may be fed any number of rows."""
         out = StepModel.__new__(StepModel)
-        out.microbatches, out.bubble, out.fixed = self.microbatches[i : i + 1], self.bubble[i : i + 1], self.fixed[i : i + 1]
-        out.mean = self.mean[i : i + 1]
+        out.microbatches, out.bubble = self.microbatches[index], self.bubble[index]
+        out.fixed, out.mean = self.fixed[index], self.mean[index]
         return out
 
     def step(self, rows: Floats) -> tuple[Floats, Floats]:
@@ -335,13 +341,40 @@ def _component(
 
 def _collapse(tuples: Ints, values: Floats, mask: Bools | None, hub: int) -> tuple[Ints, Floats, Bools | None]:
     """Sort tuples by hub values, and keep one of those that cost and are allowed the same under one hub value."""
-    flat = values.reshape(-1, len(tuples)).T
-    blocks = [tuples[:, :hub].astype(float), flat]
-    if mask is not None:
-        blocks.append(np.unique(mask, axis=0).T.astype(float))
-    _, index = np.unique(np.hstack(blocks), axis=0, return_index=True)
-    order = index[np.lexsort([*tuples[index, :hub].T[::-1]])] if hub else np.sort(index)
+    pattern = np.unique(mask, axis=0).astype(np.uint8) if mask is not None else np.zeros((0, len(tuples)), np.uint8)
+    flat = np.ascontiguousarray(values.reshape(-1, len(tuples)).T)
+    seen: dict[tuple[bytes, bytes, bytes], int] = {}
+    heads = np.ascontiguousarray(tuples[:, :hub])
+    pattern = np.ascontiguousarray(pattern.T)
+    for i in range(len(tuples)):
+        seen.setdefault((heads[i].tobytes(), flat[i].tobytes(), pattern[i].tobytes()), i)
+    index = np.array(list(seen.values()), np.int64)
+    order = index[np.lexsort([*tuples[index, :hub].T[::-1]])] if hub else index
     return tuples[order], values[:, :, order], mask[:, order] if mask is not None else None
+
+
+def _active(over: Floats, price: Floats) -> Floats:
+    """The part of an excess that a price answers to: what is over, and what is priced already."""
+    return ((over > 0) | (price > 0)) * over
+
+
+def _stride(
+    value: Floats,
+    estimate: Floats,
+    target: float,
+    over: Floats,
+    over_host: Floats,
+    device: Floats,
+    host: Floats,
+) -> Floats:
+    """Length of the next price step (Polyak), towards the target or the best that fitted."""
+    aim = target if np.isfinite(target) else 0.0
+    # Where nothing fitted yet the prices must keep growing: the shape may not fit at all.
+    goal = np.maximum(aim, np.where(np.isfinite(estimate), estimate, np.abs(value) * 1.5))
+    with np.errstate(invalid="ignore"):
+        gap = np.maximum(goal * 1.005 - value, 1e-3 * np.abs(value))
+    norm = (_active(over, device) ** 2).sum(axis=1) + (_active(over_host, host) ** 2).sum(axis=1)
+    return np.where(np.isfinite(gap) & (norm > 0), gap / np.maximum(norm, 1e-12), 0.0)[:, None]
 
 
 class Bounder:
@@ -437,57 +470,63 @@ class Bounder:
         """
         parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
         n = self.shapes.rows
+        bound, estimate = np.full(n, -np.inf), np.full(n, np.inf)
+        chosen = np.zeros((n, len(parts)), np.int64)
+        view, mine, left = self, parts, np.arange(n)
         device = np.zeros(self.rows.moments.shape[:2])
         host = np.zeros_like(device)
-        values = self.least()
-        point = self.counter.passes(values)
-        bound = np.full(n, -np.inf)
-        estimate = np.full(n, np.inf)
-        chosen = np.zeros((n, len(parts)), np.int64)
-        aim = np.where(np.isfinite(target), target, 0.0)
+        point = self.counter.passes(self.least())
         for turn in range(rounds):
-            _, slopes = self.model.step(point)
-            weights = self.counter.weights(slopes, device, host)
-            least, values, pick = self.minimise(parts, hub, weights)
-            value = (
-                least
-                + self.model.fixed
-                - (device.sum(axis=1) * self.limits.device + host.sum(axis=1) * self.limits.host)
-            )
-            bound = np.maximum(bound, value)
-            rows = self.counter.passes(values)
-            seconds = self.model.step(rows)[0] + values[:, self.counter.tail].sum(axis=1)
-            dev, ram = self.counter.memory(values)
-            over = (dev - self.limits.device[:, None]) / self.limits.device[:, None]
-            over_host = (ram - self.limits.host) / self.limits.host
-            if not limited:
-                over, over_host = np.minimum(over, 0.0), np.minimum(over_host, 0.0)
+            slopes = view.model.step(point)[1]
+            least, values, pick = view.minimise(mine, hub, view.counter.weights(slopes, device, host))
+            value = least + view.model.fixed - device.sum(axis=1) * view.limits.device - host.sum(axis=1) * view.limits.host
+            bound[left] = np.maximum(bound[left], value)
+            rows = view.counter.passes(values)
+            seconds = view.model.step(rows)[0] + values[:, view.counter.tail].sum(axis=1)
+            over, over_host = view.excess(values, limited)
             fits = (over <= 0).all(axis=1) & (over_host <= 0).all(axis=1)
-            better = fits & (seconds < estimate)
-            estimate[better] = seconds[better]
-            chosen[better] = pick[better]
-            # Where nothing fitted yet the prices must keep growing: the shape may not fit at all.
-            goal = np.maximum(aim, np.where(np.isfinite(estimate), estimate, np.abs(value) * 1.5))
-            gap = np.maximum(goal * 1.005 - value, 1e-3 * np.abs(value))
-            active = ((over > 0) | (device > 0)) * over
-            active_host = ((over_host > 0) | (host > 0)) * over_host
-            norm = (active**2).sum(axis=1) + (active_host**2).sum(axis=1)
-            stride = np.where(np.isfinite(gap) & (norm > 0), gap / np.maximum(norm, 1e-12), 0.0)[:, None]
-            device = np.maximum(0.0, device + stride * active / self.limits.device[:, None])
-            host = np.maximum(0.0, host + stride * active_host / self.limits.host)
+            better = fits & (seconds < estimate[left])
+            estimate[left[better]] = seconds[better]
+            chosen[left[better]] = pick[better]
+            going = (bound[left] < target) & np.isfinite(bound[left])
+            if not going.any() or turn == rounds - 1:
+                break
             rate = 1.0 / (turn + 1) if turn < 3 else 0.3
             point = point + rate * (rows - point)
-            done = (bound >= target) | ~np.isfinite(bound)
-            if done.all():
-                break
+            stride = _stride(value, estimate[left], target, over, over_host, device, host)
+            device = np.maximum(0.0, device + stride * _active(over, device) / view.limits.device[:, None])
+            host = np.maximum(0.0, host + stride * _active(over_host, host) / view.limits.host)
+            if going.sum() < 0.7 * len(left):
+                keep = np.flatnonzero(going)
+                view, mine = view.subset(keep), [p.take(keep) for p in mine]
+                left, device, host, point = left[keep], device[keep], host[keep], point[keep]
         if exact and np.isfinite(target):
-            slopes = self.model.step(point)[1]
-            for i in np.flatnonzero(bound < target):
-                value, pick = self._enumerate(int(i), target, parts, hub, slopes[i])
-                bound[i] = max(bound[i], value)
-                if value < estimate[i] and pick is not None:
-                    estimate[i], chosen[i] = value, pick
+            slopes = view.model.step(point)[1]
+            for k, i in enumerate(left):
+                if not bound[i] < target:
+                    continue
+                value, best = view._enumerate(k, target, mine, hub, slopes[k])
+                # Nothing under the target says no more than that: a later search may aim higher.
+                bound[i] = max(bound[i], min(value, target))
+                if value < estimate[i] and best is not None:
+                    estimate[i], chosen[i] = value, best
         return bound, estimate, chosen, parts
+
+    def subset(self, index: Ints) -> Bounder:
+        """The same for some of the shapes."""
+        out = copy(self)
+        out.shapes, out.rows, out.full = self.shapes.take(index), self.rows.take(index), self.full[index]
+        out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
+        out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
+        out.limits = Limits(self.limits.device[index], self.limits.host)
+        return out
+
+    def excess(self, values: Floats, limited: bool) -> tuple[Floats, Floats]:
+        """How far each moment is over the limits of device and host, relative to them."""
+        device, host = self.counter.memory(values)
+        over = (device - self.limits.device[:, None]) / self.limits.device[:, None]
+        over_host = (host - self.limits.host) / self.limits.host
+        return (over, over_host) if limited else (np.minimum(over, 0.0), np.minimum(over_host, 0.0))
 
     def _enumerate(
         self, i: int, target: float, parts: Sequence[Component], hub: Ints, slopes: Floats
@@ -558,7 +597,7 @@ class Bounder:
         n = len(values)
         stages = np.repeat(self.rows.stages[i : i + 1], n, axis=0)
         counter = Counter(self.kinds, Rows(stages, self.rows.ranks[i : i + 1], np.zeros((n, 1, len(COLUMN)), np.int64)))
-        model = self.model.at(i)
+        model = self.model.at(np.array([i]))
         return model.step(counter.passes(values))[0] + values[:, counter.tail].sum(axis=1)
 
     def least_peak(self) -> Floats:

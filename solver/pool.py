@@ -14,7 +14,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
-from mbsolve.constraints.rule import Rule
+from mbsolve.constraints.rule import Rule, Term
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.vocabulary import FEATURES, SHAPE, Split
 from mbsolve.solver.bounds import (
@@ -28,17 +28,20 @@ from mbsolve.solver.bounds import (
     least_values,
     limits_of,
 )
-from mbsolve.solver.relaxed import METHODS, relaxed_grids
-from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_rank_flight, moment_rows, stage_rows
+from mbsolve.solver.relaxed import WAYS, relaxed_grids
+from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_moments, moment_rows, stage_rows
 from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
 from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
 
-GRIDS = 16
+GRIDS = 24
+ROUNDS = 10
+GLANCE = 6
+FIRST = 384
 RELAXED = 512
 # Seconds or bytes that stand for a target not known yet.
 LARGE = 1e30
-CHUNK = 128
-DUAL = 192
+CHUNK = 256
+DUAL = 512
 # Counts of resident bytes that every layer brings, whatever rank it is on.
 _SPREAD = ("dense", "moe")
 
@@ -91,6 +94,7 @@ class Pool:
         self.waiting: list[tuple[float, Columns]] = []
         self.next = 0
         self.layouts = 0
+        self.terms: list[Term] = list(TERMS)
         self.quantum = SECONDS_PER_QUANTUM if objective == "time" else BYTES_PER_QUANTUM
         grids = self.source.grids
         self.empty = not grids.rows or any(not v for v in self.features.values.values())
@@ -111,6 +115,7 @@ class Pool:
         A term that names the pipeline split is counted as nothing: a grid has many.
         """
         terms = [t for t in TERMS if not {"vpp", "split"} & set(t.scope)]
+        some: set[str] = set()
         demands = self.source.demands.domains
         best: Floats | None = None
         tables: list[TermTable] = []
@@ -122,9 +127,12 @@ class Pool:
                     grids.rows,
                 )
                 tables = term_tables(self.features, one, terms)
+                some |= {f"{t.term.name} {t.term.row} {t.term.per}" for t in tables}
                 values = least_values(tables, self.kinds, grids.rows)
                 best = values if best is None else np.minimum(best, values)
         assert best is not None
+        # A term that is nothing on every grid is nothing on every shape.
+        self.terms = [t for t in TERMS if {"vpp", "split"} & set(t.scope) or f"{t.name} {t.row} {t.per}" in some]
         return best, tables
 
     def _value(self, least: Floats, row: str, per: str) -> Floats:
@@ -196,15 +204,17 @@ class Pool:
         """Tighten the bounds of grids that are under ``below`` and were not aimed at it, and sort what is left."""
         left = self.order[self.next :]
         loose = left[(self.bound[left] < below) & (self.aimed[left] < min(below, LARGE) * (1 - 1e-3))]
+        if math.isinf(below):
+            loose = loose[:FIRST]
         if not len(loose):
             return
         grids = self.source.grids.take(loose).with_derived(self.job)
         for start in range(0, len(loose), RELAXED):
             some = loose[start : start + RELAXED]
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
-            shapes, rows, tables, deepest = relaxed_grids(self.job, self.features, self.source, part, TERMS)
+            shapes, rows, tables, deepest = relaxed_grids(self.job, self.features, self.source, part, self.terms)
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
-            bound = bounder.dual(below, limited=self.limited, rounds=10)[0].reshape(-1, len(METHODS)).min(axis=1)
+            bound = bounder.dual(below, limited=self.limited, rounds=ROUNDS)[0].reshape(-1, len(WAYS)).min(axis=1)
             self.bound[some] = np.maximum(self.bound[some], bound)
             self.aimed[some] = min(below, LARGE)
         left = left[np.argsort(self.bound[left], kind="stable")]
@@ -244,13 +254,10 @@ class Pool:
 
     def _open(self, shapes: Columns, below: float) -> None:
         stages, ranks = stage_rows(self.job, shapes)
-        tables = term_tables(self.features, shapes, TERMS)
+        tables = term_tables(self.features, shapes, self.terms)
         bounder = Bounder(self.job, self.features, shapes, Rows(stages, ranks, _no_moments(shapes.rows)), tables)
         bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(shapes.rows)
-        keep = bound < below
-        if self.limited:
-            keep &= self._first_rank(shapes, stages, bounder) <= bounder.limits.device
-        kept = np.flatnonzero(keep)
+        kept = np.flatnonzero(bound < below)
         n = len(kept)
         if n:
             self.chunks.append(
@@ -266,30 +273,6 @@ class Pool:
                     [None] * n,
                 )
             )
-
-    def _first_rank(self, shapes: Columns, stages: Ints, bounder: Bounder) -> Floats:
-        """Bytes that the first rank surely holds at once: what is resident, and what is in flight at its least."""
-        least = bounder.least()
-
-        def value(per: str) -> Floats:
-            kind = bounder.kinds.get(("device_bytes", per))
-            return least[:, kind] if kind is not None else np.zeros(shapes.rows)
-
-        resident = np.zeros(shapes.rows)
-        for name, column in STAGE_COLUMN.items():
-            resident += value(name) * stages[:, 0, column]
-        flight, layers = first_rank_flight(self.job, shapes)
-        ffns = [ffn for ffn in ("dense", "moe") if any(k.ffn == ffn for k in self.job.model.layers())]
-        layer = value("live_attention") + np.minimum.reduce([value(f"live_{f}") for f in ffns])
-        work = np.minimum.reduce([value(f"at_forward_{f}") for f in ffns])
-        method, number = shapes.array("recompute_method"), shapes.array("recompute_num_layers")
-        units = np.where(method == "uniform", -(-layers // np.maximum(number, 1)), np.minimum(layers, number))
-        plain = np.where(method == "uniform", 0, layers - units)
-        plain = np.where(shapes.array("activation_offload_layers") > 0, 0, plain)
-        held = flight * (units * value("live_unit") + plain * layer)
-        # A unit that is replayed holds one whole layer in place of its input.
-        replay = np.where((units > 0) & (flight > 0), layer - value("live_unit"), 0.0)
-        return resident + held + np.where(layers > 0, np.maximum(replay, 0.0) + work, 0.0)
 
     def tighten(self, target: float) -> bool:
         """Tighten the least bounds that are under ``target`` and were not aimed at it; False when there are none."""
@@ -313,8 +296,11 @@ class Pool:
         fresh = index[np.isneginf(chunk.aimed[index])]
         chunk.aimed[index] = target if math.isfinite(target) else 0.0
         if len(fresh):
-            self._first_look(chunk, fresh)
-            index = index[np.isfinite(chunk.bound[index])]
+            if self.limited:
+                fresh = self._glance(chunk, fresh, target)
+            if len(fresh):
+                self._first_look(chunk, fresh)
+            index = index[chunk.bound[index] < target]
         if not len(index):
             return
         shapes, rows, tables = chunk.take(index)
@@ -328,6 +314,21 @@ class Pool:
             i = int(index[k])
             chunk.estimate[i] = estimate[k]
             chunk.guess[i] = self._relaxed_plan(shapes, int(k), parts, chosen[k])
+
+    def _glance(self, chunk: Chunk, index: Ints, target: float) -> Ints:
+        """Shapes that are still under the target after a look at one moment of the first rank."""
+        shapes = chunk.shapes.take(index)
+        moments = first_moments(self.job, shapes, chunk.stages[index])
+        rows = Rows(chunk.stages[index], chunk.ranks[index], moments)
+        tables = [replace(t, classes=t.classes[index]) for t in chunk.tables]
+        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        _, over, over_host = bounder.cheap()
+        chunk.bound[index[(over > 0) | (over_host > 0)]] = math.inf
+        left = np.flatnonzero(np.isfinite(chunk.bound[index]))
+        if self.objective == "time" and math.isfinite(target) and len(left):
+            bound = bounder.subset(left).dual(target, rounds=GLANCE)[0]
+            chunk.bound[index[left]] = np.maximum(chunk.bound[index[left]], bound)
+        return index[chunk.bound[index] < target]
 
     def _first_look(self, chunk: Chunk, index: Ints) -> None:
         """Memory of shapes for the first time: out with those that cannot fit, and keep the moments that decide."""

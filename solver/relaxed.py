@@ -2,8 +2,9 @@
 
 All layers are spread evenly over the pipeline for the time, since the slowest stage is no faster than the mean
 one. For the memory the first rank is taken at a moment when it holds the most layers in flight, at the least
-over the grid's pipelines. Modes between plain and full recompute are mixtures of the two, and a bound that is
-linear takes its least at one of them; overlap and graphs are taken at whatever is least, term by term.
+over the grid's pipelines. Layers are kept, replayed whole or (on one stage) sent to the host; every mode is a
+mixture of these three, and a bound that is linear takes its least at one of them. Overlap and graphs are taken
+at whatever is least, term by term.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
 from mbsolve.solver.shapes import Columns, Shapes
-from mbsolve.solver.tables import Features, TermTable, raw_tables, tidy
+from mbsolve.solver.tables import Bools, Features, TermTable, raw_tables, tidy
 
-METHODS = ("none", "uniform")
+# Kept, replayed, sent to the host.
+WAYS = ("none", "uniform", "offload")
 
 
 @lru_cache(maxsize=65536)
@@ -58,14 +60,19 @@ def grid_summits(job: Job, source: Shapes, grids: Columns) -> Ints:
 def relaxed_grids(
     job: Job, features: Features, source: Shapes, grids: Columns, terms: Sequence[Term]
 ) -> tuple[Columns, Rows, list[TermTable], Ints]:
-    """Relaxed shapes of some grids, and the most that their pipelines interleave; two for each grid, in order."""
-    n = grids.rows * len(METHODS)
-    codes = {k: np.repeat(v, len(METHODS)) for k, v in grids.codes.items()}
-    codes["recompute_method"] = np.tile(np.arange(len(METHODS)), grids.rows)
-    shapes = Columns({**grids.values, "recompute_method": list(METHODS)}, codes, n)
-    full = codes["recompute_method"] == 1
+    """Relaxed shapes of some grids, and the most that their pipelines interleave; one for each way, in order."""
+    n = grids.rows * len(WAYS)
+    codes = {k: np.repeat(v, len(WAYS)) for k, v in grids.codes.items()}
+    way = np.tile(np.arange(len(WAYS)), grids.rows)
+    codes["recompute_method"] = (way == 1).astype(np.int64)
+    shapes = Columns({**grids.values, "recompute_method": ["none", "uniform"]}, codes, n)
+    may_offload = max(source.demands.domains["activation_offload_layers"], default=0) > 0
+    away = (way == 2) & (shapes.array("pp") == 1) & may_offload
+    full = way == 1
     tables = _least_tables(features, source, shapes, terms)
-    rows = Rows(_mean_stages(job, shapes, full), np.ones((n, 1), np.int64), _moments(job, source, grids, full))
+    rows = Rows(
+        _mean_stages(job, shapes, full, away), np.ones((n, 1), np.int64), _moments(job, source, grids, full, away)
+    )
     return shapes, rows, tables, np.array([source.deepest(int(p)) for p in shapes.array("pp")], np.int64)
 
 
@@ -87,20 +94,22 @@ def _least_tables(features: Features, source: Shapes, shapes: Columns, terms: Se
     return tidy(best)
 
 
-def _mean_stages(job: Job, shapes: Columns, full: Ints) -> Ints:
+def _mean_stages(job: Job, shapes: Columns, full: Bools, away: Bools) -> Ints:
     """Stage counts of the mean stage; fractions, so the array is a floating one."""
     whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
     replayed = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay("uniform", 1))
     mean = np.array([whole[n] for n in STAGE_COUNTS], float)
     mean_full = np.array([replayed[n] for n in STAGE_COUNTS], float)
-    out = np.where(full[:, None], mean_full, mean) / shapes.array("pp").astype(float)[:, None]
+    sent = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay(offloaded=job.model.num_layers))
+    mean_sent = np.array([sent[n] for n in STAGE_COUNTS], float)
+    out = np.where(full[:, None], mean_full, np.where(away[:, None], mean_sent, mean)) / shapes.array("pp").astype(float)[:, None]
     out[:, STAGE_COLUMN["one"]] = 1.0
     return out[:, None, :]
 
 
-def _moments(job: Job, source: Shapes, grids: Columns, full: Ints) -> Ints:
+def _moments(job: Job, source: Shapes, grids: Columns, full: Bools, away: Bools) -> Ints:
     """One moment of the first rank for each relaxed shape: a forward at the summit, or a replayed layer."""
-    top = np.repeat(grid_summits(job, source, grids), len(METHODS), axis=0)
+    top = np.repeat(grid_summits(job, source, grids), len(WAYS), axis=0)
     out = np.zeros((len(top), 1, len(COLUMN)), np.int64)
     out[:, 0, : len(STAGE_COUNTS)] = top[:, : len(STAGE_COUNTS)]
     layers, dense, moe = (top[:, len(STAGE_COUNTS) + i] for i in range(3))
@@ -111,9 +120,9 @@ def _moments(job: Job, source: Shapes, grids: Columns, full: Ints) -> Ints:
         ("live_attention", layers, some),
         ("live_dense", dense, there if ffn == "dense" else 0 * layers),
         ("live_moe", moe, there if ffn == "moe" else 0 * layers),
-        ("live_unit", 0 * layers, np.maximum(layers - 1, 0)),
+        ("live_unit", 0 * layers, np.where(away, 0, np.maximum(layers - 1, 0))),
     ):
-        out[:, 0, COLUMN[name]] = np.where(full, checkpointed, plain)
+        out[:, 0, COLUMN[name]] = np.where(full | away, checkpointed, plain)
     out[:, 0, COLUMN[f"at_forward_{ffn}"]] = there
     for name in ("replayed_attention", "replayed_window_attention", "replayed_dense", "replayed_moe"):
         out[:, 0, COLUMN[name]] = np.where(full, out[:, 0, COLUMN[name.removeprefix("replayed_")]], 0)

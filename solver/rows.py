@@ -8,9 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.moments import COLUMN, worst_moments
+from mbsolve.constraints.moments import COLUMN, held_by, worst_moments
 from mbsolve.constraints.placement import STAGE_COUNTS, Replay, chunks_of, stage_classes, virtual_stages
-from mbsolve.constraints.schedule import Ints, in_flight, representative
+from mbsolve.constraints.schedule import Ints, representative, states
+from mbsolve.constraints.vocabulary import Split
+from mbsolve.models.card import Model
 from mbsolve.solver.shapes import Columns
 
 STAGE_COLUMN = {name: i for i, name in enumerate(STAGE_COUNTS)}
@@ -89,13 +91,40 @@ def moment_rows(job: Job, shapes: Columns) -> Ints:
     return moments[inverse]
 
 
-def first_rank_flight(job: Job, shapes: Columns) -> tuple[Ints, Ints]:
-    """For each full shape: most chunks in flight on the first rank, and layers of its smallest chunk."""
-    first, inverse = shapes.classes(("pp", "vpp", "split", "ep_overlap", "microbatches"))
-    flight, layers = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+def first_moments(job: Job, shapes: Columns, stages: Ints) -> Ints:
+    """One moment of the first rank of each full shape: the end of the forward that leaves the most in flight.
+
+    It costs a fraction of `moment_rows`, and rejects most shapes that do not fit.
+    """
+    first, inverse = shapes.classes(SCHEDULE)
+    live = np.zeros((len(first), len(COLUMN)), np.int64)
     for i, r in enumerate(first):
-        at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in ("pp", "vpp", "split", "ep_overlap", "microbatches")}
-        flight[i] = in_flight(at["pp"], at["vpp"], at["microbatches"], at["ep_overlap"])
-        chunks = chunks_of(virtual_stages(job.model, at["pp"], at["vpp"], at["split"]), at["pp"], 0)
-        layers[i] = min(sum(item.kind is not None for item in chunk) for chunk in chunks)
-    return flight[inverse], layers[inverse]
+        at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in SCHEDULE}
+        replay = Replay(at["recompute_method"], at["recompute_num_layers"], at["activation_offload_layers"])
+        few = representative(at["pp"], at["vpp"], at["microbatches"])
+        live[i] = _fullest(job.model, at["pp"], at["vpp"], at["split"], replay, few, at["ep_overlap"])
+    out = live[inverse]
+    out[:, : len(STAGE_COUNTS)] = stages[:, 0]
+    return out[:, None, :]
+
+
+@lru_cache(maxsize=65536)
+def _fullest(
+    model: Model, pp: int, vpp: int, split: Split, replay: Replay, microbatches: int, overlap: bool
+) -> Ints:
+    """Counts in flight on the first rank at that moment."""
+    chunks = chunks_of(virtual_stages(model, pp, vpp, split), pp, 0)
+    whole = np.array([held_by(chunk, replay) for chunk in chunks])
+    best, most = np.zeros(len(COLUMN), np.int64), -1
+    for state in states(pp, vpp, 0, microbatches, overlap):
+        if state.forward:
+            held = state.in_flight @ whole + whole[state.chunk]
+            k = int(held.sum(axis=1).argmax())
+            if held[k].sum() > most:
+                best, most = held[k], int(held[k].sum())
+    if replay.method == "uniform" and best[COLUMN["live_unit"]]:
+        # The backward that follows holds the attention of one whole layer in place of its input.
+        best = best.copy()
+        best[COLUMN["live_unit"]] -= 1
+        best[COLUMN["live_attention"]] += 1
+    return best

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,19 @@ class Features:
     values: dict[str, tuple[Any, ...]]
     pure: tuple[tuple[tuple[str, ...], Bools], ...]
     mixed: tuple[Rule, ...]
+    _legal: dict[tuple[str, ...], Ints] = field(default_factory=dict, repr=False)
+    _under: dict[tuple[Any, ...], Bools] = field(default_factory=dict, repr=False)
 
-    def legal(self, names: Sequence[str], extra: Iterable[tuple[tuple[str, ...], Bools]] = ()) -> Ints:
+    def legal(self, names: Sequence[str], extra: Sequence[tuple[tuple[str, ...], Bools]] = ()) -> Ints:
         """Index tuples over ``names`` that satisfy every rule inside them; shape (tuples, len(names))."""
+        key = tuple(names)
+        if extra:
+            return self._join(key, extra)
+        if key not in self._legal:
+            self._legal[key] = self._join(key, ())
+        return self._legal[key]
+
+    def _join(self, names: tuple[str, ...], extra: Iterable[tuple[tuple[str, ...], Bools]]) -> Ints:
         tables = [t for t in (*self.pure, *extra) if set(t[0]) <= set(names)]
         columns: dict[str, Ints] = {}
         size, done = 1, set[str]()
@@ -52,7 +62,13 @@ class Features:
         return np.stack([columns[n] for n in names], 1) if names else np.zeros((1, 0), np.int64)
 
     def under(self, names: Sequence[str], tuples: Ints, name: str, value: Any) -> Bools:
-        """Which tuples can be completed with ``name`` at ``value``."""
+        """Which tuples can be completed with ``name`` at ``value``; ``tuples`` must be those of a table."""
+        key = (tuple(names), name, value, len(tuples))
+        if key not in self._under:
+            self._under[key] = self._completed(names, tuples, name, value)
+        return self._under[key]
+
+    def _completed(self, names: Sequence[str], tuples: Ints, name: str, value: Any) -> Bools:
         if value not in self.values[name]:
             return np.zeros(len(tuples), bool)
         code = self.values[name].index(value)
@@ -163,15 +179,12 @@ def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> l
 def raw_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
     """A table for each term, over the features of its scope that have more than one value."""
     out = []
-    legal: dict[tuple[str, ...], Ints] = {}
     fixed = {n: v[0] for n, v in features.values.items() if len(v) == 1}
     for term in terms:
         shape, scope = split_scope(term.scope)
         names = tuple(n for n in scope if n not in fixed)
         first, inverse = shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
-        if names not in legal:
-            legal[names] = features.legal(names)
-        tuples = legal[names]
+        tuples = features.legal(names)
         at: dict[str, Any] = {n: shapes.array(n)[first][:, None] for n in shape}
         at |= features.arrays(names, tuples) | {n: fixed[n] for n in scope if n in fixed}
         raw = np.asarray(term.call(features.job.facts, at), float)
