@@ -502,10 +502,11 @@ class Bounder:
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
         if exact and np.isfinite(target):
             slopes = view.model.step(point)[1]
-            for k, i in enumerate(left):
+            for k in np.argsort(bound[left], kind="stable"):
+                i = left[k]
                 if not bound[i] < target:
                     continue
-                value, best = view._enumerate(k, target, mine, hub, slopes[k])
+                value, best = view._enumerate(int(k), target, mine, hub, slopes[k])
                 # Nothing under the target says no more than that: a later search may aim higher.
                 bound[i] = max(bound[i], min(value, target))
                 if value < estimate[i] and best is not None:

@@ -90,11 +90,3 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__("interrupted")
         self.outcome = outcome
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a solve; ``outcome`` holds the best plans so far."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome

@@ -28,7 +28,7 @@ from mbsolve.solver.bounds import (
     least_values,
     limits_of,
 )
-from mbsolve.solver.relaxed import WAYS, relaxed_grids
+from mbsolve.solver.relaxed import WAYS, least_tables, relaxed_grids
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_moments, moment_rows, stage_rows
 from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
 from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
@@ -101,39 +101,14 @@ class Pool:
         self.bound = np.zeros(0)
         if not self.empty:
             grids = grids.with_derived(job)
-            self.least, tables = self._least_over_modes(grids)
-            self.fixed = collectives(job, grids, tables)
-            self.limit = limits_of(job, tables, grids.rows).device
+            self.tables, self.terms = least_tables(self.features, self.source, grids, TERMS)
+            self.least = least_values(self.tables, self.kinds, grids.rows)
+            self.fixed = collectives(job, grids, self.tables)
+            self.limit = limits_of(job, self.tables, grids.rows).device
             self.bound = self._grid_bounds(grids)
         self.aimed = np.full(len(self.bound), -math.inf)
         finite = np.flatnonzero(np.isfinite(self.bound))
         self.order = finite[np.argsort(self.bound[finite], kind="stable")]
-
-    def _least_over_modes(self, grids: Columns) -> tuple[Floats, list[TermTable]]:
-        """Each kind at its least over the features and the modes that a term may name.
-
-        A term that names the pipeline split is counted as nothing: a grid has many.
-        """
-        terms = [t for t in TERMS if not {"vpp", "split"} & set(t.scope)]
-        some: set[str] = set()
-        demands = self.source.demands.domains
-        best: Floats | None = None
-        tables: list[TermTable] = []
-        for overlap in demands["ep_overlap"]:
-            for impl in demands["cuda_graph_impl"]:
-                one = Columns(
-                    {**grids.values, "ep_overlap": [overlap], "cuda_graph_impl": [impl]},
-                    {**grids.codes, **{n: np.zeros(grids.rows, np.int64) for n in ("ep_overlap", "cuda_graph_impl")}},
-                    grids.rows,
-                )
-                tables = term_tables(self.features, one, terms)
-                some |= {f"{t.term.name} {t.term.row} {t.term.per}" for t in tables}
-                values = least_values(tables, self.kinds, grids.rows)
-                best = values if best is None else np.minimum(best, values)
-        assert best is not None
-        # A term that is nothing on every grid is nothing on every shape.
-        self.terms = [t for t in TERMS if {"vpp", "split"} & set(t.scope) or f"{t.name} {t.row} {t.per}" in some]
-        return best, tables
 
     def _value(self, least: Floats, row: str, per: str) -> Floats:
         kind = self.kinds.get((row, per))
@@ -212,7 +187,7 @@ class Pool:
         for start in range(0, len(loose), RELAXED):
             some = loose[start : start + RELAXED]
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
-            shapes, rows, tables, deepest = relaxed_grids(self.job, self.features, self.source, part, self.terms)
+            shapes, rows, tables, deepest = relaxed_grids(self.job, self.source, part, some, self.tables)
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
             bound = bounder.dual(below, limited=self.limited, rounds=ROUNDS)[0].reshape(-1, len(WAYS)).min(axis=1)
             self.bound[some] = np.maximum(self.bound[some], bound)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -58,9 +59,12 @@ def grid_summits(job: Job, source: Shapes, grids: Columns) -> Ints:
 
 
 def relaxed_grids(
-    job: Job, features: Features, source: Shapes, grids: Columns, terms: Sequence[Term]
+    job: Job, source: Shapes, grids: Columns, index: Ints, least: Sequence[TermTable]
 ) -> tuple[Columns, Rows, list[TermTable], Ints]:
-    """Relaxed shapes of some grids, and the most that their pipelines interleave; one for each way, in order."""
+    """Relaxed shapes of some grids, and the most that their pipelines interleave; one for each way, in order.
+
+    ``least`` are the `least_tables` of all grids, of which ``grids`` are those at ``index``.
+    """
     n = grids.rows * len(WAYS)
     codes = {k: np.repeat(v, len(WAYS)) for k, v in grids.codes.items()}
     way = np.tile(np.arange(len(WAYS)), grids.rows)
@@ -69,29 +73,37 @@ def relaxed_grids(
     may_offload = max(source.demands.domains["activation_offload_layers"], default=0) > 0
     away = (way == 2) & (shapes.array("pp") == 1) & may_offload
     full = way == 1
-    tables = _least_tables(features, source, shapes, terms)
+    rows_of = np.repeat(index, len(WAYS))
+    tables = [replace(t, classes=t.classes[rows_of]) for t in least]
     rows = Rows(
         _mean_stages(job, shapes, full, away), np.ones((n, 1), np.int64), _moments(job, source, grids, full, away)
     )
     return shapes, rows, tables, np.array([source.deepest(int(p)) for p in shapes.array("pp")], np.int64)
 
 
-def _least_tables(features: Features, source: Shapes, shapes: Columns, terms: Sequence[Term]) -> list[TermTable]:
-    """Term tables at the least over overlap and graph implementation; terms that name the split are left out."""
+def least_tables(
+    features: Features, source: Shapes, grids: Columns, terms: Sequence[Term]
+) -> tuple[list[TermTable], list[Term]]:
+    """Term tables of grids at the least over overlap and graph implementation, and the terms that are not always nothing.
+
+    Terms that name the pipeline split are left out of the tables: a grid has many.
+    """
     demands = source.demands.domains
     usable = [t for t in terms if not {"vpp", "split"} & set(t.scope)]
     best: list[TermTable] = []
+    some: set[int] = set()
+    zeros = np.zeros(grids.rows, np.int64)
     for overlap, impl in itertools.product(demands["ep_overlap"], demands["cuda_graph_impl"]):
-        zeros = np.zeros(shapes.rows, np.int64)
         one = Columns(
-            {**shapes.values, "ep_overlap": [overlap], "cuda_graph_impl": [impl]},
-            {**shapes.codes, "ep_overlap": zeros, "cuda_graph_impl": zeros},
-            shapes.rows,
+            {**grids.values, "ep_overlap": [overlap], "cuda_graph_impl": [impl]},
+            {**grids.codes, "ep_overlap": zeros, "cuda_graph_impl": zeros},
+            grids.rows,
         )
-        one.keys.update(shapes.keys)
         found = raw_tables(features, one, usable)
+        some |= {id(t.term) for t in found if t.values.any()}
         best = [b.least(f) for b, f in zip(best, found, strict=True)] if best else found
-    return tidy(best)
+    used = {id(t) for t in usable}
+    return tidy(best), [t for t in terms if id(t) in some or id(t) not in used]
 
 
 def _mean_stages(job: Job, shapes: Columns, full: Bools, away: Bools) -> Ints:

@@ -28,6 +28,7 @@ from mbsolve.solver.cpsat import FEASIBLE, INFEASIBLE, OPTIMAL, Run, run
 from mbsolve.solver.encode import Master
 from mbsolve.solver.outcome import Interrupted, Statistics
 from mbsolve.solver.pool import Chunk, Pool
+from mbsolve.solver.rows import Rows, moment_rows
 from mbsolve.solver.tie import KEY_FEATURES, KEY_SHAPE, key_of, key_value, shape_key, shape_order, unusual
 
 Objective = Literal["time", "memory"]
@@ -225,11 +226,16 @@ class Search:
         return [(c, np.array(sorted(v), np.int64)) for c, v in sorted(out.items())]
 
     # ------------------------------------------------------------------ CP-SAT
-    def _masters(self, picks: Sequence[tuple[int, np.ndarray[Any, Any]]]) -> list[tuple[Chunk, Master]]:
+    def _masters(
+        self, picks: Sequence[tuple[int, np.ndarray[Any, Any]]], every_moment: bool = False
+    ) -> list[tuple[Chunk, Master]]:
+        """A master model for each chunk's picks; with all moments where the peak itself is wanted."""
         out = []
         for c, index in picks:
             chunk = self.pool.chunks[c]
             shapes, rows, tables = chunk.take(index)
+            if every_moment:
+                rows = Rows(rows.stages, rows.ranks, moment_rows(self.job, shapes))
             out.append((chunk, Master(self.job, self.pool.features, shapes, rows, tables)))
         return out
 
@@ -335,7 +341,7 @@ class Search:
             index = np.flatnonzero(chunk.bound <= self._target(score))
             for start in range(0, len(index), BATCH):
                 some = index[start : start + BATCH]
-                ((_, master),) = self._timed(lambda c=c, some=some: self._masters([(c, some)]))
+                ((_, master),) = self._timed(lambda c=c, some=some: self._masters([(c, some)], every_moment=True))
                 found = self._settle_in(master, exclude, score)
                 if found is not None and (best is None or found[0] < best):
                     best, out = found
