@@ -292,13 +292,7 @@ def _component(
             touched |= set(m.features)
     mine = tuple(h for h in hub if whole_hub or h in touched)
     names = (*mine, *free)
-    projected = []
-    for scope, allowed in features.pure:
-        inter = tuple(s for s in scope if s in names)
-        if inter and set(scope) - set(names):
-            outside = tuple(i for i, s in enumerate(scope) if s not in names)
-            projected.append((inter, allowed.any(axis=outside)))
-    tuples = features.legal(names, projected)
+    tuples = features.joint(names)
     shape_names = tuple(
         dict.fromkeys(s for t in tables for s in split_scope(t.term.scope)[0] if s in shapes.codes)
     )
@@ -309,9 +303,7 @@ def _component(
     used = sorted({kinds[(t.term.row, t.term.per)] for t in tables})
     values = np.zeros((len(used), len(first), len(tuples)))
     for t in tables:
-        lookup = {tuple(v): i for i, v in enumerate(t.tuples.tolist())}
-        at = [names.index(f) for f in t.features]
-        pick = np.array([lookup[tuple(v)] for v in tuples[:, at].tolist()], np.int64)
+        pick = features.picks(names, t.features, t.tuples)
         values[used.index(kinds[(t.term.row, t.term.per)])] += t.values[t.classes[first]][:, pick]
     mask = np.ones((shapes.rows, len(tuples)), bool) if masks else None
     for m in masks:
@@ -341,7 +333,7 @@ def _component(
 
 def _collapse(tuples: Ints, values: Floats, mask: Bools | None, hub: int) -> tuple[Ints, Floats, Bools | None]:
     """Sort tuples by hub values, and keep one of those that cost and are allowed the same under one hub value."""
-    pattern = np.unique(mask, axis=0).astype(np.uint8) if mask is not None else np.zeros((0, len(tuples)), np.uint8)
+    pattern = mask if mask is not None else np.zeros((0, len(tuples)), bool)
     flat = np.ascontiguousarray(values.reshape(-1, len(tuples)).T)
     seen: dict[tuple[bytes, bytes, bytes], int] = {}
     heads = np.ascontiguousarray(tuples[:, :hub])
@@ -502,15 +494,17 @@ class Bounder:
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
         if exact and np.isfinite(target):
             slopes = view.model.step(point)[1]
+            goal = target
             for k in np.argsort(bound[left], kind="stable"):
                 i = left[k]
-                if not bound[i] < target:
+                if not bound[i] < goal:
                     continue
-                value, best = view._enumerate(int(k), target, mine, hub, slopes[k])
-                # Nothing under the target says no more than that: a later search may aim higher.
-                bound[i] = max(bound[i], min(value, target))
+                value, best = view._enumerate(int(k), goal, mine, hub, slopes[k])
+                # Nothing under the goal says no more than that: a later search may aim higher.
+                bound[i] = max(bound[i], min(value, goal))
                 if value < estimate[i] and best is not None:
                     estimate[i], chosen[i] = value, best
+                    goal = min(goal, value * (1 + 1e-9))
         return bound, estimate, chosen, parts
 
     def subset(self, index: Ints) -> Bounder:

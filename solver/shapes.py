@@ -30,6 +30,20 @@ MODES = SHAPE[SHAPE.index("split") + 1 :]
 NEEDS = {"dp": ("tp", "cp", "pp"), "edp": ("etp", "ep", "pp"), "microbatches": ("tp", "cp", "pp", "mbs")}
 
 
+DENSE = 1 << 16
+
+
+def distinct(code: Ints, size: int) -> tuple[Ints, Ints]:
+    """(first row of each distinct code, number of the code of each row), codes in ascending order."""
+    if size > max(DENSE, 8 * len(code)):
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse
+    first = np.full(size, -1, np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    present = first >= 0
+    return first[present], (np.cumsum(present) - 1)[code]
+
+
 @dataclass
 class Columns:
     """A table of shapes: for each decision, the values it takes and a code for each row."""
@@ -64,12 +78,14 @@ class Columns:
         key = tuple(names)
         if key not in self.keys:
             code = np.zeros(self.rows, np.int64)
+            size = 1
             for name in key:
                 code = code * len(self.values[name]) + self.codes[name]
-                if len(key) > 3:
-                    code = np.unique(code, return_inverse=True)[1]
-            _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-            self.keys[key] = (first, inverse)
+                size *= len(self.values[name])
+                if size > DENSE:
+                    first, code = distinct(code, size)
+                    size = len(first)
+            self.keys[key] = distinct(code, size)
         return self.keys[key]
 
     def with_derived(self, job: Job) -> Columns:

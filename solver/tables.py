@@ -34,6 +34,9 @@ class Features:
     mixed: tuple[Rule, ...]
     _legal: dict[tuple[str, ...], Ints] = field(default_factory=dict, repr=False)
     _under: dict[tuple[Any, ...], Bools] = field(default_factory=dict, repr=False)
+    _joint: dict[tuple[str, ...], Ints] = field(default_factory=dict, repr=False)
+    _picks: dict[tuple[Any, ...], Ints] = field(default_factory=dict, repr=False)
+    _mixed: dict[tuple[Any, ...], Bools] = field(default_factory=dict, repr=False)
 
     def legal(self, names: Sequence[str], extra: Sequence[tuple[tuple[str, ...], Bools]] = ()) -> Ints:
         """Index tuples over ``names`` that satisfy every rule inside them; shape (tuples, len(names))."""
@@ -60,6 +63,27 @@ class Features:
             columns = {k: v[keep] for k, v in columns.items()}
             size = int(keep.sum())
         return np.stack([columns[n] for n in names], 1) if names else np.zeros((1, 0), np.int64)
+
+    def joint(self, names: tuple[str, ...]) -> Ints:
+        """Index tuples over ``names``, every rule that touches them projected onto them."""
+        if names not in self._joint:
+            projected = []
+            for scope, allowed in self.pure:
+                inside = tuple(s for s in scope if s in names)
+                if inside and len(inside) < len(scope):
+                    outside = tuple(i for i, s in enumerate(scope) if s not in names)
+                    projected.append((inside, allowed.any(axis=outside)))
+            self._joint[names] = self._join(names, projected)
+        return self._joint[names]
+
+    def picks(self, names: tuple[str, ...], features: tuple[str, ...], tuples: Ints) -> Ints:
+        """For each joint tuple over ``names``: the tuple of a table over ``features`` that it holds."""
+        key = (names, features, len(tuples))
+        if key not in self._picks:
+            lookup = {tuple(v): i for i, v in enumerate(tuples.tolist())}
+            at = [names.index(f) for f in features]
+            self._picks[key] = np.array([lookup[tuple(v)] for v in self.joint(names)[:, at].tolist()], np.int64)
+        return self._picks[key]
 
     def under(self, names: Sequence[str], tuples: Ints, name: str, value: Any) -> Bools:
         """Which tuples can be completed with ``name`` at ``value``; ``tuples`` must be those of a table."""
@@ -143,11 +167,11 @@ def mixed_tables(features: Features, shapes: Columns) -> list[MixedTable]:
         if not all(n in shapes.codes for name in shape for n in NEEDS.get(name, (name,))):
             continue
         needed, first, inverse = scope_rows(shapes, shape)
-        cache: dict[tuple[Any, ...], Bools] = {}
+        cache = features._mixed
         tables = []
         for row in first:
             at = values_at(features.job, shapes, needed, int(row))
-            key = tuple(str(at[n]) for n in shape)
+            key = (id(rule), *(at[n] for n in shape))
             if key not in cache:
                 cache[key] = _rule_table(features.job, rule, names, features.values, at)
             tables.append(cache[key])
