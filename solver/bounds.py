@@ -226,34 +226,44 @@ def components(
     """The components of the features over some shapes, and the hub tuples (values as indices)."""
     tables = [t for t in tables if (t.term.row, t.term.per) in kinds]
     mixed = mixed_tables(features, shapes)
-    parent: dict[str, str] = {f: f for t in tables for f in t.features if f not in HUB}
-
-    def find(a: str) -> str:
-        while parent[a] != a:
-            a = parent[a]
-        return a
-
-    for t in tables:
-        free = [f for f in t.features if f not in HUB]
-        for other in free[1:]:
-            parent[find(other)] = find(free[0])
-    for scope, allowed in features.pure:
-        free = [f for f in scope if f in parent]
-        if 2 <= len(free) <= JOINED and not _separable(scope, allowed):
-            for other in free[1:]:
-                parent[find(other)] = find(free[0])
-    members: dict[str, list[str]] = {}
-    for f in parent:
-        members.setdefault(find(f), []).append(f)
+    key = frozenset(t.features for t in tables)
+    if key not in features.groups:
+        features.groups[key] = _groups(features, key)
+    members = features.groups[key]
     hub = [h for h in HUB if len(features.values[h]) > 0]
     out = []
-    for free in members.values():
+    for free in members:
         mine = [t for t in tables if set(t.features) & set(free)]
         out.append(_component(features, shapes, mine, free, hub, mixed, kinds))
     rest = [t for t in tables if set(t.features) <= set(HUB)]
     out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
     hub_tuples = out[-1].tuples
     return out, hub_tuples
+
+
+def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list[str]]:
+    """Free features that share a term, or a small rule that does not split once the hub is held."""
+    parent: dict[str, str] = {f: f for scope in sorted(scopes) for f in scope if f not in HUB}
+
+    def find(a: str) -> str:
+        while parent[a] != a:
+            a = parent[a]
+        return a
+
+    def join(names: Sequence[str]) -> None:
+        for other in names[1:]:
+            parent[find(other)] = find(names[0])
+
+    for scope in sorted(scopes):
+        join([f for f in scope if f not in HUB])
+    for scope, allowed in features.pure:
+        free = [f for f in scope if f in parent]
+        if 2 <= len(free) <= JOINED and not _separable(scope, allowed):
+            join(free)
+    members: dict[str, list[str]] = {}
+    for f in parent:
+        members.setdefault(find(f), []).append(f)
+    return list(members.values())
 
 
 def _separable(scope: Sequence[str], allowed: Bools) -> bool:
@@ -388,10 +398,15 @@ class Bounder:
         self.limits = limits_of(job, self.tables, shapes.rows)
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
+        self._least: dict[bool, Floats] = {}
 
     def least(self, most: bool = False) -> Floats:
         """`least_values` of these shapes."""
-        return least_values(self.tables, self.kinds, self.shapes.rows, most, self.features, self.full)
+        if most not in self._least:
+            self._least[most] = least_values(
+                self.tables, self.kinds, self.shapes.rows, most, self.features, self.full
+            )
+        return self._least[most]
 
     def cheap(self) -> tuple[Floats, Floats, Floats]:
         """(seconds, device bytes over the limit, host bytes over the limit) with every term at its least."""
@@ -514,6 +529,7 @@ class Bounder:
         out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
         out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
         out.limits = Limits(self.limits.device[index], self.limits.host)
+        out._least = {most: values[index] for most, values in self._least.items()}
         return out
 
     def excess(self, values: Floats, limited: bool) -> tuple[Floats, Floats]:

@@ -268,7 +268,7 @@ class Pool:
         return True
 
     def _tighten(self, chunk: Chunk, index: Ints, target: float) -> None:
-        fresh = index[np.isneginf(chunk.aimed[index])]
+        fresh = index[[chunk.moments[int(i)] is None for i in index]]
         chunk.aimed[index] = target if math.isfinite(target) else 0.0
         if len(fresh):
             if self.limited:

@@ -32,6 +32,7 @@ class Features:
     values: dict[str, tuple[Any, ...]]
     pure: tuple[tuple[tuple[str, ...], Bools], ...]
     mixed: tuple[Rule, ...]
+    groups: dict[frozenset[tuple[str, ...]], list[list[str]]] = field(default_factory=dict, repr=False)
     _legal: dict[tuple[str, ...], Ints] = field(default_factory=dict, repr=False)
     _under: dict[tuple[Any, ...], Bools] = field(default_factory=dict, repr=False)
     _joint: dict[tuple[str, ...], Ints] = field(default_factory=dict, repr=False)
