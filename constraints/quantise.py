@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-SECONDS_PER_QUANTUM: Final = 1e-7
+SECONDS_PER_QUANTUM: Final = 1e-8
 BYTES_PER_QUANTUM: Final = 1024
 # A value this close above a whole number (relative to a quantum) is that number: scalar and array arithmetic
 # may differ in the last bit.

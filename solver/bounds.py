@@ -9,7 +9,7 @@ are relaxed to what they allow inside each, which keeps the bound valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +19,7 @@ import numpy as np
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN
-from mbsolve.constraints.quantise import PERMILLE
+from mbsolve.constraints.quantise import PERMILLE, SECONDS_PER_QUANTUM
 from mbsolve.constraints.rule import Term
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
@@ -29,9 +29,17 @@ from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable
 HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
 PASS_ROWS: Final = ("forward_device", "forward_host", "backward_device", "backward_host", "transfer")
 JOIN: Final = 400_000
+# Choices of one hub tuple that are kept, and choices of a shape whose rules are checked one by one.
+KEPT: Final = 64
+TRIED: Final = 48
+OFFLOAD: Final = "optimizer_offload_fraction"
 # Rules over more free features than this are relaxed to what they allow inside each component.
 JOINED: Final = 3
 _TANGENTS: Final = np.array(TANGENTS, float) / SOFT_SCALE
+
+
+# Key features of a plan (`tie.KEY_FEATURES`): recompute granularity, dispatcher, whether the optimizer is offloaded.
+Banned = tuple[str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -241,6 +249,16 @@ def components(
     return out, hub_tuples
 
 
+def _leading(counts: Floats, low: Floats, high: Floats) -> Ints:
+    """Rows that no other row exceeds for every kind value between ``low`` and ``high``."""
+    keep: list[int] = []
+    for i in np.argsort(-(counts @ (low + high)), kind="stable"):
+        more = counts[i] - counts[keep]
+        if not keep or ((np.maximum(more, 0) @ high - np.maximum(-more, 0) @ low) > 0).all():
+            keep.append(int(i))
+    return np.array(sorted(keep), np.int64)
+
+
 def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list[str]]:
     """Free features that share a term, or a small rule that does not split once the hub is held."""
     parent: dict[str, str] = {f: f for scope in sorted(scopes) for f in scope if f not in HUB}
@@ -379,6 +397,36 @@ def _stride(
     return np.where(np.isfinite(gap) & (norm > 0), gap / np.maximum(norm, 1e-12), 0.0)[:, None]
 
 
+@dataclass(frozen=True)
+class Raised:
+    """What `Bounder.dual` found, one entry for each shape.
+
+    Parameters
+    ----------
+    bound : seconds; infinite where no feature tuple is legal.
+    reached : the target that the bound was raised towards; less than asked where a better plan was found first.
+    estimate : seconds of the best relaxed minimiser that fits, infinite where none did.
+    chosen : the tuple of each of ``parts`` for that minimiser.
+    """
+
+    bound: Floats
+    reached: Floats
+    estimate: Floats
+    chosen: Ints
+    parts: list[Component]
+
+
+def _first_legal(found: tuple[Floats, Ints] | None, legal: Callable[[Ints], bool]) -> tuple[float, Ints | None]:
+    """(bound, tuples of the least legal choice) of a list whose last entry only says where it was cut."""
+    if found is None:
+        return -np.inf, None
+    steps, choices = found
+    for k in range(min(len(steps) - 1, TRIED)):
+        if legal(choices[k]):
+            return float(steps[k]), choices[k]
+    return float(steps[min(len(steps) - 1, TRIED)]), None
+
+
 class Bounder:
     """Bounds and relaxed minimisers of a set of shapes; see the module's text."""
 
@@ -432,6 +480,20 @@ class Bounder:
         repeats[:, 0] = False
         return np.asarray(keep & ~repeats)
 
+    def leading(self) -> Ints:
+        """The moments of each shape that no other exceeds whatever the features are, padded with zeros."""
+        low, high = self.least(), self.least(most=True)
+        pairs = [*self.counter.device, *self.counter.host]
+        kinds, columns = [k for k, _ in pairs], [c for _, c in pairs]
+        found = [
+            rows[_leading(rows[:, columns].astype(float), low[i, kinds], high[i, kinds])]
+            for i, rows in enumerate(self.rows.moments)
+        ]
+        out = np.zeros((len(found), max(len(f) for f in found), self.rows.moments.shape[2]), np.int64)
+        for i, rows in enumerate(found):
+            out[i, : len(rows)] = rows
+        return out
+
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:
         """Least weighted sum over the features: (value, kind values, chosen tuple of each component)."""
         n = self.shapes.rows
@@ -465,20 +527,24 @@ class Bounder:
                 values_of[:, kind] += part.values[j][part.classes, chosen[:, c]]
         return total[every, best], values_of, chosen
 
-    def dual(self, target: float, rounds: int = 14, limited: bool = True, exact: bool = False) -> tuple[Floats, Floats, Ints, list[Component]]:
+    def dual(
+        self,
+        target: float,
+        rounds: int = 14,
+        limited: bool = True,
+        legal: Callable[[int, Ints], bool] | None = None,
+        banned: Sequence[frozenset[Banned]] | None = None,
+    ) -> Raised:
         """Raise the bounds towards ``target`` seconds.
 
-        Returns
-        -------
-        bound : seconds, (shapes,); infinite where no feature tuple is legal.
-        estimate : seconds of the best relaxed minimiser that fits, infinite where none did.
-        chosen : tuple of each component for that minimiser.
-        parts : the components.
+        With ``legal`` (shape, tuple of each component -> whether all rules hold), what stays under the target is
+        searched exactly. ``banned`` are, for each shape, the key features that a plan of it must not have.
         """
         parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
         n = self.shapes.rows
         bound, estimate = np.full(n, -np.inf), np.full(n, np.inf)
         chosen = np.zeros((n, len(parts)), np.int64)
+        reached = np.full(n, target)
         view, mine, left = self, parts, np.arange(n)
         device = np.zeros(self.rows.moments.shape[:2])
         host = np.zeros_like(device)
@@ -507,20 +573,24 @@ class Bounder:
                 keep = np.flatnonzero(going)
                 view, mine = view.subset(keep), [p.take(keep) for p in mine]
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
-        if exact and np.isfinite(target):
+        if legal is not None and np.isfinite(target):
             slopes = view.model.step(point)[1]
             goal = target
             for k in np.argsort(bound[left], kind="stable"):
                 i = left[k]
+                if bound[i] < target:
+                    reached[i] = goal
                 if not bound[i] < goal:
                     continue
-                value, best = view._enumerate(int(k), goal, mine, hub, slopes[k])
+                out = banned[int(i)] if banned is not None else frozenset()
+                found = view._enumerate(int(k), goal, mine, hub, slopes[k], out)
+                value, best = _first_legal(found, lambda pick, i=int(i): legal(i, pick))
                 # Nothing under the goal says no more than that: a later search may aim higher.
                 bound[i] = max(bound[i], min(value, goal))
-                if value < estimate[i] and best is not None:
+                if best is not None:
                     estimate[i], chosen[i] = value, best
-                    goal = min(goal, value * (1 + 1e-9))
-        return bound, estimate, chosen, parts
+                    goal = min(goal, value + self._rounding(int(i)))
+        return Raised(bound, reached, estimate, chosen, parts)
 
     def subset(self, index: Ints) -> Bounder:
         """The same for some of the shapes."""
@@ -540,11 +610,18 @@ class Bounder:
         return (over, over_host) if limited else (np.minimum(over, 0.0), np.minimum(over_host, 0.0))
 
     def _enumerate(
-        self, i: int, target: float, parts: Sequence[Component], hub: Ints, slopes: Floats
-    ) -> tuple[float, Ints | None]:
-        """The least step of one shape under ``target`` over all feature tuples that fit; rules between components
-        are relaxed. Components are joined one by one, and a partial choice is dropped as soon as its best
-        completion is too slow or too large. Minus infinity when there are too many to join.
+        self,
+        i: int,
+        target: float,
+        parts: Sequence[Component],
+        hub: Ints,
+        slopes: Floats,
+        banned: frozenset[Banned],
+    ) -> tuple[Floats, Ints] | None:
+        """Steps of one shape under ``target`` over the feature tuples that fit, least first, with their tuples.
+
+        Rules between components are relaxed. Components are joined one by one, and a partial choice is dropped
+        as soon as its best completion is too slow or too large. None when there are too many to join.
         """
         none = np.zeros((1, self.rows.moments.shape[1]))
         single = Counter(self.kinds, Rows(self.rows.stages[i : i + 1], self.rows.ranks[i : i + 1], self.rows.moments[i : i + 1]))
@@ -563,13 +640,22 @@ class Bounder:
             if part.mask is not None:
                 seconds = np.where(part.mask[i], seconds, np.inf)
             costs.append((seconds, memory[:, part.kinds] @ values))
-        best, best_pick = np.inf, None
+        steps, choices = [np.zeros(0)], [np.zeros((0, len(parts)), np.int64)]
         room = target - self.model.fixed[i]
+        offload = next((c for c, p in enumerate(parts) if OFFLOAD in p.names), None)
         for h in hub.tolist():
+            allowed = self._offload_allowed(h, banned)
+            if not allowed or (offload is None and (self.features.values[OFFLOAD][0] > 0) not in allowed):
+                continue
             slices = [part.groups.get(tuple(h[j] for j in part.hub)) for part in parts]
             if any(s is None for s in slices):
                 continue
             mine = [(c[0][s], c[1][:, s], s.start) for c, s in zip(costs, slices, strict=True) if s is not None]
+            if offload is not None and len(allowed) == 1:
+                part, where = parts[offload], slices[offload]
+                on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
+                right = on[part.tuples[where, part.names.index(OFFLOAD)]] == next(iter(allowed))
+                mine[offload] = (np.where(right, mine[offload][0], np.inf), *mine[offload][1:])
             floor = np.array([m[0].min() for m in mine])
             small = np.array([m[1].min(axis=1) for m in mine])
             if floor.sum() >= room or (small.sum(axis=0) > limit).any():
@@ -582,7 +668,7 @@ class Bounder:
                 t, m, start = mine[c]
                 rest_t, rest_m = rest_t - floor[c], rest_m - small[c]
                 if len(seconds) * len(t) > JOIN:
-                    return -np.inf, None
+                    return None
                 all_t = seconds[:, None] + t[None, :]
                 all_m = held[:, None, :] + m.T[None, :, :]
                 a, b = np.nonzero((all_t + rest_t < room) & (all_m + rest_m <= limit).all(axis=2))
@@ -597,11 +683,28 @@ class Bounder:
             for c, part in enumerate(parts):
                 values[:, part.kinds] += part.values[:, part.classes[i], :][:, picks[:, c]].T
             exact = self._steps_of(i, values)
-            k = int(exact.argmin())
-            if exact[k] < best:
-                best, best_pick = float(exact[k]), picks[k]
-                room = min(room, best * (1 + 1e-9) - self.model.fixed[i])
-        return best, best_pick
+            few = np.argsort(exact, kind="stable")[:KEPT]
+            steps.append(exact[few])
+            choices.append(picks[few])
+            if len(exact) > KEPT:
+                # What is cut off here is bounded by what is kept: nothing slower may be called the best.
+                room = min(room, float(exact[few[-1]]) - self.model.fixed[i])
+                target = min(target, float(exact[few[-1]]))
+        all_steps, all_choices = np.concatenate(steps), np.vstack(choices)
+        keep = np.argsort(all_steps, kind="stable")
+        keep = keep[all_steps[keep] < target]
+        return np.append(all_steps[keep], target), np.vstack([all_choices[keep], np.zeros((1, len(parts)), np.int64)])
+
+    def _rounding(self, i: int) -> float:
+        """Seconds by which rounding to quanta can raise a step of one shape."""
+        passes = 3 * (self.model.microbatches[i] + self.model.bubble[i]) + 3
+        return float(passes * len(self.tables) * SECONDS_PER_QUANTUM)
+
+    def _offload_allowed(self, hub: Sequence[int], banned: frozenset[Banned]) -> set[bool]:
+        """Whether optimizer offload may be off or on under one hub tuple."""
+        granularity = self.features.values["recompute_granularity"][hub[HUB.index("recompute_granularity")]]
+        dispatcher = self.features.values["dispatcher"][hub[HUB.index("dispatcher")]]
+        return {False, True} - {on for g, d, on in banned if (g, d) == (granularity, dispatcher)}
 
     def _steps_of(self, i: int, values: Floats) -> Floats:
         """Seconds of one shape for many kind values."""

@@ -242,13 +242,15 @@ class Master:
         micro = self.shapes.array("microbatches")
         classes = self.rows.stages.shape[1]
         step = m.new_int_var(0, most, "step")
-        slowest = m.new_int_var(0, most, "slowest")
+        # The slowest stage runs once for each micro-batch: a tight domain keeps products far from overflow.
+        longest = most // max(1, int(micro.min()))
+        slowest = m.new_int_var(0, longest, "slowest")
         totals, first = [], {}
         for s in range(classes):
             parts = {}
             for name in ("forward_device", "forward_host", "backward_device", "backward_host", "transfer"):
                 row = self.row([name], lambda per, s=s: self.rows.stages[:, s, STAGE_COLUMN[per]], "seconds")
-                parts[name] = m.new_int_var(0, most, f"{name}{s}")
+                parts[name] = m.new_int_var(0, longest, f"{name}{s}")
                 if s == 0:
                     first[name] = row
                 for j in range(self.shapes.rows):
@@ -256,10 +258,10 @@ class Master:
                     if constant or lits:
                         form = cp_model.LinearExpr.weighted_sum([*lits, parts[name]], [*deltas, -1])
                         m.add(form <= -constant).only_enforce_if(self.shape[j])
-            total = m.new_int_var(0, most, f"stage{s}")
+            total = m.new_int_var(0, longest, f"stage{s}")
             both = []
             for way in ("forward", "backward"):
-                taken = m.new_int_var(0, most, f"{way}{s}")
+                taken = m.new_int_var(0, longest, f"{way}{s}")
                 for a, b in TANGENTS:
                     m.add(a * parts[f"{way}_device"] + b * parts[f"{way}_host"] <= SOFT_SCALE * taken)
                 both.append(taken)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mbsolve.constraints.demands import Demands
-from mbsolve.constraints.job import Job
+from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
@@ -24,6 +24,7 @@ from mbsolve.solver.bounds import (
     Counter,
     StepModel,
     collectives,
+    components,
     kinds_of,
     least_values,
     limits_of,
@@ -31,6 +32,7 @@ from mbsolve.solver.bounds import (
 from mbsolve.solver.relaxed import WAYS, least_tables, relaxed_grids
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_moments, moment_rows, stage_rows
 from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
+from mbsolve.solver.tie import KEY_SHAPE, key_value, shape_key
 from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
 
 GRIDS = 24
@@ -86,11 +88,13 @@ class Pool:
         self, job: Job, demands: Demands, rules: Sequence[Rule], objective: str, memory_limits: bool = True
     ) -> None:
         self.job, self.objective, self.limited = job, objective, memory_limits
+        self.rules = list(rules)
         inside, outside = shape_rules(rules)
         self.source = Shapes(job, demands, inside)
         self.features = feature_space(job, demands.domains, outside)
         self.kinds = kinds_of(TERMS)
         self.chunks: list[Chunk] = []
+        self.banned: dict[tuple[Any, ...], set[Any]] = {}
         self.waiting: list[tuple[float, Columns]] = []
         self.next = 0
         self.layouts = 0
@@ -189,7 +193,7 @@ class Pool:
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
             shapes, rows, tables, deepest = relaxed_grids(self.job, self.source, part, some, self.tables)
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
-            bound = bounder.dual(below, limited=self.limited, rounds=ROUNDS)[0].reshape(-1, len(WAYS)).min(axis=1)
+            bound = bounder.dual(below, limited=self.limited, rounds=ROUNDS).bound.reshape(-1, len(WAYS)).min(axis=1)
             self.bound[some] = np.maximum(self.bound[some], bound)
             self.aimed[some] = min(below, LARGE)
         left = left[np.argsort(self.bound[left], kind="stable")]
@@ -249,11 +253,27 @@ class Pool:
                 )
             )
 
+    def ban(self, keys: Sequence[tuple[Any, ...]]) -> None:
+        """Let no plan have one of these keys (`tie.key_of`); bounds of the shapes concerned are taken up again."""
+        for key in keys:
+            shape, features = key[: len(KEY_SHAPE)], key[len(KEY_SHAPE) :]
+            if features in self.banned.setdefault(shape, set()):
+                continue
+            self.banned[shape].add(features)
+            for chunk in self.chunks:
+                same = np.ones(chunk.shapes.rows, bool)
+                for name, wanted in zip(KEY_SHAPE, shape, strict=True):
+                    values = [key_value(name, v) == wanted for v in chunk.shapes.values[name]]
+                    same &= np.array(values, bool)[chunk.shapes.codes[name]]
+                chunk.aimed[same & ~np.isneginf(chunk.aimed)] = 0.0
+                for i in np.flatnonzero(same):
+                    chunk.guess[int(i)], chunk.estimate[int(i)] = None, math.inf
+
     def tighten(self, target: float) -> bool:
         """Tighten the least bounds that are under ``target`` and were not aimed at it; False when there are none."""
         rows: list[tuple[float, int, int]] = []
         for c, chunk in enumerate(self.chunks):
-            loose = np.flatnonzero((chunk.bound < target) & (chunk.aimed < target * (1 - 1e-4)))
+            loose = np.flatnonzero((chunk.bound < target) & (chunk.aimed < target * (1 - 1e-9)))
             if math.isinf(target):
                 loose = np.flatnonzero((chunk.bound < target) & np.isneginf(chunk.aimed))
             rows += [(float(chunk.bound[i]), c, int(i)) for i in loose]
@@ -283,12 +303,30 @@ class Pool:
         if self.objective == "memory":
             chunk.bound[index] = np.maximum(chunk.bound[index], bounder.least_peak())
             return
-        bound, estimate, chosen, parts = bounder.dual(target, limited=self.limited, exact=self.limited)
-        chunk.bound[index] = np.maximum(chunk.bound[index], bound)
-        for k in np.flatnonzero(estimate < chunk.estimate[index]):
+        banned = None
+        if self.banned:
+            banned = [frozenset(self.banned.get(shape_key(shapes.row(k)), ())) for k in range(shapes.rows)]
+        raised = bounder.dual(
+            target, limited=self.limited, legal=self._legal(shapes, bounder) if self.limited else None, banned=banned
+        )
+        chunk.bound[index] = np.maximum(chunk.bound[index], raised.bound)
+        if math.isfinite(target):
+            chunk.aimed[index] = raised.reached
+        for k in np.flatnonzero(raised.estimate < chunk.estimate[index]):
             i = int(index[k])
-            chunk.estimate[i] = estimate[k]
-            chunk.guess[i] = self._relaxed_plan(shapes, int(k), parts, chosen[k])
+            chunk.estimate[i] = raised.estimate[k]
+            chunk.guess[i] = self._relaxed_plan(shapes, int(k), raised.parts, raised.chosen[k])
+
+    def _legal(self, shapes: Columns, bounder: Bounder) -> Callable[[int, Ints], bool]:
+        """Whether a choice of component tuples of a shape satisfies every rule."""
+        parts, _ = components(self.features, shapes, bounder.tables, bounder.kinds)
+
+        def check(row: int, chosen: Ints) -> bool:
+            values = self._relaxed_plan(shapes, row, parts, chosen)
+            at = {**values, **derive(self.job, values)}
+            return all(r.holds(self.job.facts, at) for r in self.rules)
+
+        return check
 
     def _glance(self, chunk: Chunk, index: Ints, target: float) -> Ints:
         """Shapes that are still under the target after a look at one moment of the first rank."""
@@ -301,7 +339,7 @@ class Pool:
         chunk.bound[index[(over > 0) | (over_host > 0)]] = math.inf
         left = np.flatnonzero(np.isfinite(chunk.bound[index]))
         if self.objective == "time" and math.isfinite(target) and len(left):
-            bound = bounder.subset(left).dual(target, rounds=GLANCE)[0]
+            bound = bounder.subset(left).dual(target, rounds=GLANCE).bound
             chunk.bound[index[left]] = np.maximum(chunk.bound[index[left]], bound)
         return index[chunk.bound[index] < target]
 

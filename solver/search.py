@@ -24,6 +24,7 @@ from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.canonical import CANONICAL
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.constraints.vocabulary import FEATURES, Plan, plan_of
+from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.cpsat import FEASIBLE, INFEASIBLE, OPTIMAL, Run, run
 from mbsolve.solver.encode import Master
 from mbsolve.solver.outcome import Interrupted, Statistics
@@ -133,6 +134,7 @@ class Search:
         """
         closed: dict[int, np.ndarray[Any, Any]] = {}
         size = GUESS
+        self.pool.ban(exclude)
         while True:
             top = self._incumbent(exclude)
             upper = top.score(self.objective) if top else math.inf
@@ -236,6 +238,8 @@ class Search:
             shapes, rows, tables = chunk.take(index)
             if every_moment:
                 rows = Rows(rows.stages, rows.ranks, moment_rows(self.job, shapes))
+                bounder = Bounder(self.job, self.pool.features, shapes, rows, tables)
+                rows = Rows(rows.stages, rows.ranks, bounder.leading())
             out.append((chunk, Master(self.job, self.pool.features, shapes, rows, tables)))
         return out
 
