@@ -65,6 +65,13 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         """The names that rules and terms may ask for beside decisions."""
         return {"job": self, "model": self.model, "machine": self.machine, "topology": self.topology}
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Job:
+        """A copy with some fields changed; what was derived from the old fields is not carried over."""
+        out = super().model_copy(update=update, deep=deep)
+        for name in ("topology", "facts"):
+            out.__dict__.pop(name, None)
+        return out
+
     @property
     def quantised(self) -> bool:
         """Whether matrix products run in 8 or 4 bits."""

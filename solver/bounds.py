@@ -438,6 +438,7 @@ class Bounder:
         rows: Rows,
         tables: Sequence[TermTable],
         vpp: Ints | None = None,
+        least: Floats | None = None,
     ) -> None:
         self.job, self.shapes, self.rows, self.tables = job, shapes, rows, tables
         self.kinds = kinds_of([t.term for t in self.tables])
@@ -446,7 +447,7 @@ class Bounder:
         self.limits = limits_of(job, self.tables, shapes.rows)
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
-        self._least: dict[bool, Floats] = {}
+        self._least: dict[bool, Floats] = {} if least is None else {False: least}
 
     def least(self, most: bool = False) -> Floats:
         """`least_values` of these shapes."""
@@ -496,7 +497,7 @@ class Bounder:
 
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:
         """Least weighted sum over the features: (value, kind values, chosen tuple of each component)."""
-        n = self.shapes.rows
+        n = len(weights)
         every = np.arange(n)
         total = np.zeros((n, len(hub)))
         picks: list[dict[tuple[int, ...], Ints]] = []
@@ -571,7 +572,7 @@ class Bounder:
             host = np.maximum(0.0, host + stride * _active(over_host, host) / view.limits.host)
             if going.sum() < 0.7 * len(left):
                 keep = np.flatnonzero(going)
-                view, mine = view.subset(keep), [p.take(keep) for p in mine]
+                view, mine = view.subset(keep, with_tables=False), [p.take(keep) for p in mine]
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
         if legal is not None and np.isfinite(target):
             slopes = view.model.step(point)[1]
@@ -592,11 +593,13 @@ class Bounder:
                     goal = min(goal, value + self._rounding(int(i)))
         return Raised(bound, reached, estimate, chosen, parts)
 
-    def subset(self, index: Ints) -> Bounder:
-        """The same for some of the shapes."""
+    def subset(self, index: Ints, with_tables: bool = True) -> Bounder:
+        """The same for some of the shapes; without tables it serves the rounds of `dual` only."""
         out = copy(self)
-        out.shapes, out.rows, out.full = self.shapes.take(index), self.rows.take(index), self.full[index]
-        out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
+        out.rows, out.full = self.rows.take(index), self.full[index]
+        if with_tables:
+            out.shapes = self.shapes.take(index)
+            out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
         out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
         out.limits = Limits(self.limits.device[index], self.limits.host)
         out._least = {most: values[index] for most, values in self._least.items()}

@@ -57,7 +57,7 @@ def _memory_causes(job: Job, least: Found) -> list[Cause]:
         ),
         Cause(
             rule="hbm-capacity",
-            text=f"and a GPU has {limit / GIB:.1f} GiB after a margin of {job.margin:.0%}",
+            text=f"a GPU has {limit / GIB:.1f} GiB after a margin of {job.margin:.0%}",
         ),
         *(
             [
@@ -116,8 +116,7 @@ def _hints(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Seq
 def _more_gpus(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str]) -> list[Hint]:
     for factor in (2, 4, 8, 16, 32):
         gpus = job.gpus * factor
-        bigger = job.model_copy(update={"gpus": gpus, "gbs": max(job.gbs, 1)})
-        bigger = Job(**{k: getattr(bigger, k) for k in Job.model_fields})
+        bigger = job.model_copy(update={"gpus": gpus})
         found = _try(bigger, objective, fixed, forbid)
         if found is not None:
             return [Hint(set={"gpus": gpus}, text=f"with {gpus} GPUs: {_cost(bigger, found)}")]

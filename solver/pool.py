@@ -60,6 +60,7 @@ class Chunk:
     stages: Ints
     ranks: Ints
     tables: list[TermTable]
+    least: Floats
     bound: Floats
     aimed: Floats
     estimate: Floats
@@ -245,6 +246,7 @@ class Pool:
                     stages[kept],
                     ranks[kept],
                     [replace(t, classes=t.classes[kept]) for t in tables],
+                    bounder.least()[kept],
                     bound[kept],
                     np.full(n, -math.inf),
                     np.full(n, math.inf),
@@ -299,7 +301,7 @@ class Pool:
         if not len(index):
             return
         shapes, rows, tables = chunk.take(index)
-        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
         if self.objective == "memory":
             chunk.bound[index] = np.maximum(chunk.bound[index], bounder.least_peak())
             return
@@ -334,7 +336,7 @@ class Pool:
         moments = first_moments(self.job, shapes, chunk.stages[index])
         rows = Rows(chunk.stages[index], chunk.ranks[index], moments)
         tables = [replace(t, classes=t.classes[index]) for t in chunk.tables]
-        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
         _, over, over_host = bounder.cheap()
         chunk.bound[index[(over > 0) | (over_host > 0)]] = math.inf
         left = np.flatnonzero(np.isfinite(chunk.bound[index]))
@@ -348,7 +350,7 @@ class Pool:
         shapes = chunk.shapes.take(index)
         rows = Rows(chunk.stages[index], chunk.ranks[index], moment_rows(self.job, shapes))
         tables = [replace(t, classes=t.classes[index]) for t in chunk.tables]
-        bounder = Bounder(self.job, self.features, shapes, rows, tables)
+        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
         _, over, over_host = bounder.cheap()
         if self.limited:
             chunk.bound[index[(over > 0) | (over_host > 0)]] = math.inf

@@ -66,7 +66,14 @@ class Columns:
         """The column of a decision as values; ``split`` stays a code."""
         if name == "split":
             return self.codes[name]
-        return np.array(self.values[name])[self.codes[name]]
+        if name not in self.arrays:
+            self.arrays[name] = np.array(self.values[name])[self.codes[name]]
+        return self.arrays[name]
+
+    @cached_property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Cache of `array`."""
+        return {}
 
     @cached_property
     def keys(self) -> dict[tuple[str, ...], tuple[Ints, Ints]]:
