@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from hypothesis import Phase
+
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.domains import Domains, domains
 from mbsolve.constraints.job import Job
@@ -16,6 +18,8 @@ from mbsolve.hardware.card import Machine, load_machine
 from mbsolve.models.card import Model, load_model
 from tests.solver.oracle import Entry, entries
 
+# An example is a seed; a smaller seed is no simpler.
+PHASES = (Phase.explicit, Phase.generate)
 # At most so many legal plans in a space that is enumerated.
 LEGAL = 420
 

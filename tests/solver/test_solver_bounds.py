@@ -18,7 +18,7 @@ from mbsolve.solver.pool import Pool
 from mbsolve.solver.search import Objective, hard_rules
 from mbsolve.solver.shapes import GRID, LAYOUT
 from tests.solver.oracle import Entry
-from tests.solver.small_jobs import random_budget, random_space
+from tests.solver.small_jobs import PHASES, random_budget, random_space
 
 SLACK = 1 + 1e-9
 
@@ -41,7 +41,7 @@ def check(bound: float, target: float, optimum: float, what: Mapping[str, Any]) 
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True, phases=PHASES)
 @given(seed=st.integers(0, 2**31))
 def test_no_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
     """Grids, relaxed grids, layouts, and shapes after a glance, the dual and the enumeration."""
@@ -81,7 +81,7 @@ def test_no_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
-@settings(deadline=None, max_examples=5, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True, phases=PHASES)
 @given(seed=st.integers(0, 2**31))
 def test_no_layout_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
     """Layouts are bounded before their modes are known."""
@@ -102,7 +102,7 @@ def test_no_layout_bound_exceeds_an_optimum(objective: Objective, seed: int) -> 
         check(bound[i], math.inf, best[tuple(row[n] for n in LAYOUT)], row)
 
 
-@settings(deadline=None, max_examples=5, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True, phases=PHASES)
 @given(seed=st.integers(0, 2**31))
 def test_raising_the_target_keeps_bounds_valid(seed: int) -> None:
     """A later rank aims higher; what an earlier, lower aim left behind is still a bound."""

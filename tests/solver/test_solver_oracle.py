@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
+from unittest import mock
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.quantised import quantised
+from mbsolve.solver import pool, search
 from mbsolve.solver.search import Objective
 from mbsolve.solver.tie import key_of
 from tests.solver.oracle import best_of, searched
-from tests.solver.small_jobs import random_budget, random_space
+from tests.solver.small_jobs import PHASES, random_budget, random_space
 
 TOP = 3
 
 
+STEPS = {"GRIDS": 1, "CHUNK": 2, "DUAL": 2, "FIRST": 2, "RELAXED": 2}
+
+
+@pytest.fixture(params=["as it is", "step by step"])
+def pace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The search as it is, and one that opens a space bit by bit, as it opens a large one."""
+    with ExitStack() as stack:
+        if request.param == "step by step":
+            for name, value in STEPS.items():
+                stack.enter_context(mock.patch.object(pool, name, value))
+            for name in ("GUESS", "BATCH"):
+                stack.enter_context(mock.patch.object(search, name, 2))
+        yield request.param
+
+
 @pytest.mark.parametrize("objective", ["time", "memory"])
-@settings(deadline=None, max_examples=8, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True, phases=PHASES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**31))
-def test_same_answers_as_enumeration(objective: Objective, seed: int) -> None:
+def test_same_answers_as_enumeration(objective: Objective, pace: str, seed: int) -> None:
     """On a small space under any budget the solver names exactly the plans that enumeration names."""
     random = Random(seed)
     space = random_space(random)
