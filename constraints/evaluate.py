@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.memory.device import reserved_permille
+from mbsolve.constraints.memory.device import device_limit, host_limit, reserved_permille
 from mbsolve.constraints.moments import COLUMN, Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
@@ -248,8 +248,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
 
 def fits(job: Job, evaluation: Evaluation) -> dict[str, bool]:
     """Whether the device and the host hold the plan, by budget rule id."""
-    limit = job.machine.hbm_bytes * (1 - job.margin)
     return {
-        "hbm-capacity": evaluation.worst_stage.peak_device_bytes <= limit,
-        "host-ram-capacity": evaluation.host_bytes_per_node <= job.machine.host_ram_bytes_per_node,
+        "hbm-capacity": evaluation.worst_stage.peak_device_bytes <= device_limit(job),
+        "host-ram-capacity": evaluation.host_bytes_per_node <= host_limit(job),
     }

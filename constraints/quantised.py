@@ -8,10 +8,10 @@ import numpy as np
 
 from mbsolve.constraints.evaluate import Priced, plan_moments, priced, replay_of
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.memory.device import reserved_permille
+from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.placement import STAGE_COUNTS, stage_classes
-from mbsolve.constraints.quantise import PERMILLE, permille, quanta
+from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, PERMILLE, permille, quanta
 from mbsolve.constraints.rule import Row
 from mbsolve.constraints.time.step import exposure, soft_max_quanta
 from mbsolve.constraints.vocabulary import Plan
@@ -39,8 +39,8 @@ def ceil_div(a: int, b: int) -> int:
 
 def memory_limits(job: Job) -> tuple[int, int]:
     """Quanta that one device may hold (margin subtracted), and that one rank may pin on its host."""
-    device = int(job.machine.hbm_bytes * (1 - job.margin)) // 1024
-    host = int(job.machine.host_ram_bytes_per_node / min(job.gpus_per_node, job.gpus)) // 1024
+    device = int(device_limit(job)) // BYTES_PER_QUANTUM
+    host = int(host_limit_per_rank(job)) // BYTES_PER_QUANTUM
     return device, host
 
 

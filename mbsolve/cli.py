@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from mbsolve.solver.beside import Beside
     from mbsolve.constraints.job import Job
     from mbsolve.solver.outcome import Outcome
 
@@ -140,20 +141,23 @@ def _solve(
     from mbsolve.solver.outcome import Interrupted
 
     interrupted = False
+    beside = _beside(job, demands) if alternatives and not json else None
     try:
         with _progress() as progress:
             outcome = solve(job, top=top, progress=progress, **demands)
+        text = _report(job, outcome)
+        print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
+        if beside is not None and outcome.status != "UNKNOWN":
+            text += _alternative(beside, outcome)
     except Interrupted as stop:
         outcome, interrupted = stop.outcome, True
+        text = _report(job, outcome)
+        print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
     except KeyboardInterrupt:
         return _fail("stopped before a plan was found.", INTERRUPTED)
-    text = _report(job, outcome)
-    print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
-    if alternatives and not json and not interrupted and outcome.status != "UNKNOWN":
-        try:
-            text += _alternative(job, outcome, demands)
-        except KeyboardInterrupt:
-            interrupted = True
+    finally:
+        if beside is not None:
+            beside.stop()
     if out is not None:
         from mbsolve.emit.megatron_bridge import write
 
@@ -172,17 +176,24 @@ def _report(job: Job, outcome: Outcome) -> str:
     return render(job, outcome, width=width, reasons=reasons(job, outcome), run=run)
 
 
-def _alternative(job: Job, outcome: Outcome, demands: dict[str, Any]) -> str:
-    """Solve the job once more in another precision; print and return the line about it."""
-    from mbsolve.report.alternatives import line, other_precision
-    from mbsolve.solver.api import solve
+def _beside(job: Job, demands: dict[str, Any]) -> Beside | None:
+    """Start the same job in another precision, where the machine has one."""
+    from mbsolve.report.alternatives import other_precision
+    from mbsolve.solver.beside import Beside
 
     precision = other_precision(job)
     if precision is None:
-        return ""
-    with _progress() as progress:
-        other = solve(job.model_copy(update={"precision": precision}), top=1, progress=progress, **demands)
-    text = f"\n{line(precision, outcome, other)}\n"
+        return None
+    return Beside(job.model_copy(update={"precision": precision}), top=1, **demands)
+
+
+def _alternative(beside: Beside, outcome: Outcome) -> str:
+    """Print and return the line about the other precision."""
+    from mbsolve.report.alternatives import line
+
+    with _progress():
+        other = beside.result()
+    text = f"\n{line(beside.job.precision, outcome, other)}\n"
     print(text, end="")
     return text
 

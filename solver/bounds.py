@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.memory.device import reserved_permille
+from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.quantise import PERMILLE, SECONDS_PER_QUANTUM
 from mbsolve.constraints.rule import Term
@@ -85,9 +85,8 @@ def constant(tables: Sequence[TermTable], row: str, rows: int, least: bool = Tru
 
 def limits_of(job: Job, tables: Sequence[TermTable], rows: int) -> Limits:
     """Budgets in bytes of allocated memory, after context, reserve and margin."""
-    usable = job.machine.hbm_bytes * (1 - job.margin) - constant(tables, "context_bytes", rows)
-    host = job.machine.host_ram_bytes_per_node / min(job.gpus_per_node, job.gpus)
-    return Limits(usable * PERMILLE / reserved_permille(), host)
+    usable = device_limit(job) - constant(tables, "context_bytes", rows)
+    return Limits(usable * PERMILLE / reserved_permille(), host_limit_per_rank(job))
 
 
 def collectives(job: Job, shapes: Columns, tables: Sequence[TermTable]) -> Floats:

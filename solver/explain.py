@@ -9,6 +9,7 @@ from mbsolve.constraints.demands import narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.device import device_limit, host_limit
 from mbsolve.constraints.rule import Rule
 from mbsolve.solver.outcome import Cause, Explanation, Hint
 from mbsolve.solver.search import Found, Objective, Search
@@ -45,7 +46,7 @@ def _memory_causes(job: Job, least: Found) -> list[Cause]:
         groups[name] = groups.get(name, 0.0) + (t.bytes or 0.0)
     largest = sorted(groups.items(), key=lambda kv: -kv[1])[:4]
     parts = ", ".join(f"{name} {b / GIB:.1f}" for name, b in largest)
-    limit = job.machine.hbm_bytes * (1 - job.margin)
+    limit = device_limit(job)
     grid = "x".join(map(str, evaluation.grids.dense))
     return [
         Cause(
@@ -65,11 +66,11 @@ def _memory_causes(job: Job, least: Found) -> list[Cause]:
                     rule="host-ram-capacity",
                     text=(
                         f"the leanest plan pins {evaluation.host_bytes_per_node / GIB:.0f} GiB a node; a node has "
-                        f"{job.machine.host_ram_bytes_per_node / GIB:.0f} GiB"
+                        f"{host_limit(job) / GIB:.0f} GiB to pin"
                     ),
                 )
             ]
-            if evaluation.host_bytes_per_node > job.machine.host_ram_bytes_per_node
+            if evaluation.host_bytes_per_node > host_limit(job)
             else []
         ),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.constants import constant, source_of
 from mbsolve.constraints.memory.sizes import Value
 from mbsolve.constraints.rule import Term, term
@@ -35,6 +36,21 @@ def reserved_permille() -> int:
 def reserved_factor() -> float:
     """`reserved_permille` as a ratio."""
     return reserved_permille() / 1000
+
+
+def device_limit(job: Job) -> float:
+    """Bytes that a plan may take of one device: what the driver gives, less the margin."""
+    return job.machine.hbm_bytes * (1 - job.margin)
+
+
+def host_limit(job: Job) -> float:
+    """Bytes that the plan may pin on one host; ``host_share_permille`` of its memory."""
+    return float(job.machine.host_ram_bytes_per_node * constant("host_share_permille") / 1000)
+
+
+def host_limit_per_rank(job: Job) -> float:
+    """Bytes that one rank may pin, the ranks of a host all alike."""
+    return host_limit(job) / min(job.gpus_per_node, job.gpus)
 
 
 DEVICE_TERMS: tuple[Term, ...] = (cuda_context, communicators)

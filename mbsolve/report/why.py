@@ -9,6 +9,7 @@ from mbsolve.constraints.check import violations
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.device import device_limit
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.report import words
@@ -99,7 +100,7 @@ def _effect(job: Job, chosen: Evaluation, other: Plan, without: str) -> str:
     step = f"{words.seconds(e.step_seconds)} a step ({words.change(e.step_seconds, chosen.step_seconds)})"
     room = fits(job, e)
     if not room["hbm-capacity"]:
-        limit = job.machine.hbm_bytes * (1 - job.margin)
+        limit = device_limit(job)
         return f"{without}, {words.gib(used)} GiB do not fit into {words.gib(limit)}; it would be {step}."
     if not room["host-ram-capacity"]:
         return (
