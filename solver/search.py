@@ -342,7 +342,8 @@ class Search:
         best: tuple[Any, ...] | None = None
         out = top
         for c, chunk in enumerate(self.pool.chunks):
-            index = np.flatnonzero(chunk.bound <= self._target(score))
+            # A shape without a plan under the target has its bound at the target, just above the score.
+            index = np.flatnonzero(chunk.bound <= self.seconds(score) * (1 + 1e-12))
             for start in range(0, len(index), BATCH):
                 some = index[start : start + BATCH]
                 ((_, master),) = self._timed(lambda c=c, some=some: self._masters([(c, some)], every_moment=True))

@@ -29,7 +29,7 @@ _PLAIN: Mapping[str, Any] = {
 }
 
 # Plans that agree on all of these are one choice: the others are tuning.
-KEY_SHAPE = ("tp", "cp", "pp", "ep", "etp", "mbs", "activation_offload_layers", "cuda_graph_impl")
+KEY_SHAPE = ("tp", "cp", "pp", "ep", "etp", "mbs", "activation_offload_layers")
 KEY_FEATURES = ("recompute_granularity", "dispatcher", "optimizer_offload_fraction")
 
 

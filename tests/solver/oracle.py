@@ -20,7 +20,7 @@ from mbsolve.constraints.evaluate import Priced
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.quantised import Quantised, memory_limits, quantised
-from mbsolve.constraints.rule import Rule, Term
+from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.vocabulary import DECISIONS, FEATURES, Plan, Split, plan_of
@@ -174,11 +174,3 @@ def searched(job: Job, demands: Demands, objective: Objective, top: int, **optio
             break
         plans.append(found)
     return plans
-
-
-def same_shape(entry: Entry, shape: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Whether a plan has the given values of some decisions."""
-    return all(entry.values[n] == shape[n] for n in names)
-
-
-__all__ = ["Entry", "Term", "best_of", "entries", "legal_assignments", "same_shape", "searched"]

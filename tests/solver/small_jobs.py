@@ -158,7 +158,9 @@ def base_domains(job: Job) -> Domains:
     """Every decision at its plainest value; grids stay open."""
     full = domains(job)
     out = {**full, **{n: v for n, v in PLAIN.items()}}
-    return {n: (False,) if set(v) == {False, True} and n != "sequence_parallel" else v for n, v in out.items()}
+    return {
+        n: (False,) if set(v) == {False, True} and n != "sequence_parallel" else v for n, v in out.items()
+    }
 
 
 def opened(job: Job, dom: Domains, groups: Sequence[str]) -> Domains:

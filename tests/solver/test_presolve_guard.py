@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from google.protobuf import text_format
+from google.protobuf import text_format  # type: ignore[import-untyped]
 from ortools.sat.python import cp_model
 
 from mbsolve.solver.cpsat import OPTIMAL, run

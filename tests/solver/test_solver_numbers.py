@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.evaluate import evaluate
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
 from mbsolve.constraints.quantised import quantised
+from mbsolve.constraints.vocabulary import Plan
+from mbsolve.hardware.card import load_machine
 from tests.solver.oracle import Entry
-from tests.solver.small_jobs import PHASES, Space, random_space
+from tests.solver.small_jobs import PHASES, Space, dense, random_space
 
 
 def sample(seed: int, number: int) -> tuple[Space, list[Entry]]:
@@ -40,4 +43,14 @@ def test_quanta_agree_with_floats(seed: int) -> None:
         assert whole.host * BYTES_PER_QUANTUM * ranks >= floating.host_bytes_per_node * (1 - 1e-9)
         assert sum(t.seconds or 0.0 for t in floating.terms) == pytest.approx(floating.step_seconds, rel=1e-6)
         for stage in floating.stages:
-            assert sum(t.bytes or 0.0 for t in stage.terms) == pytest.approx(stage.peak_allocated_bytes, rel=1e-9)
+            assert sum(t.bytes or 0.0 for t in stage.terms) == pytest.approx(
+                stage.peak_allocated_bytes, rel=1e-9
+            )
+
+
+@pytest.mark.xfail(strict=True, reason="the bubble's weight in thousandths is rounded to the nearest, not up")
+def test_bubble_rounds_against_the_plan() -> None:
+    """Two thirds of a pass are 667 thousandths, a third is 334."""
+    job = Job(model=dense(6), machine=load_machine("h100"), gpus=3, seq_len=2048, gbs=3)
+    plan = Plan(pp=3, vpp=2)
+    assert quantised(job, plan).step * SECONDS_PER_QUANTUM >= evaluate(job, plan).step_seconds
