@@ -8,7 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 from mbsolve.constraints.job import Job
-from mbsolve.solver.api import solve
+from mbsolve.solver import api
 from mbsolve.solver.outcome import Outcome
 
 
@@ -26,12 +26,12 @@ class Beside:
         self._future: Future[Outcome] | None = None
         if (os.cpu_count() or 1) > 1:
             self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-            self._future = self._pool.submit(solve, job, **demands)
+            self._future = self._pool.submit(api.solve, job, **demands)
 
     def result(self) -> Outcome:
         """The outcome; waits for it."""
         if self._future is None or self._pool is None:
-            return solve(self.job, **self.demands)
+            return api.solve(self.job, **self.demands)
         try:
             return self._future.result()
         finally:

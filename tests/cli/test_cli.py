@@ -37,6 +37,12 @@ def answer(outcomes: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch) -> Ans
     return choose
 
 
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve the other precision in this process, where a stand-in can take the solver's place."""
+    monkeypatch.setattr("mbsolve.solver.beside.os.cpu_count", lambda: 1)
+
+
 def raising(error: BaseException) -> Callable[..., Outcome]:
     def solve(*_: Any, **__: Any) -> Outcome:
         raise error
