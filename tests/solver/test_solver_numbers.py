@@ -35,7 +35,8 @@ def test_quanta_agree_with_floats(seed: int) -> None:
         assert whole == entry.quanta
         seconds = whole.step * SECONDS_PER_QUANTUM
         assert seconds == pytest.approx(floating.step_seconds, rel=2e-3)
-        assert seconds >= floating.step_seconds - 1e-6 * seconds
+        # The window that hides collectives is rounded up too, term by term.
+        assert seconds >= floating.step_seconds - 50 * SECONDS_PER_QUANTUM
         peak = floating.worst_stage.peak_device_bytes
         assert whole.peak * BYTES_PER_QUANTUM == pytest.approx(peak, rel=1e-3)
         assert whole.peak * BYTES_PER_QUANTUM >= peak * (1 - 1e-9)
@@ -51,6 +52,6 @@ def test_quanta_agree_with_floats(seed: int) -> None:
 @pytest.mark.xfail(strict=True, reason="the bubble's weight in thousandths is rounded to the nearest, not up")
 def test_bubble_rounds_against_the_plan() -> None:
     """Two thirds of a pass are 667 thousandths, a third is 334."""
-    job = Job(model=dense(6), machine=load_machine("h100"), gpus=3, seq_len=2048, gbs=3)
+    job = Job(model=dense(6), machine=load_machine("h100"), gpus=3, gpus_per_node=8, seq_len=2048, gbs=3)
     plan = Plan(pp=3, vpp=2)
     assert quantised(job, plan).step * SECONDS_PER_QUANTUM >= evaluate(job, plan).step_seconds
