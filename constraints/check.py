@@ -7,13 +7,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mbsolve.constraints.evaluate import evaluate, fits
+from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.memory.device import device_limit, host_limit
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.rule import Kind, Rule, Source
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.constraints.rules.repair import repairs, rule_reads
 from mbsolve.constraints.rules.upstream import CONFIG, megatron
 from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
+
+GIB = 2**30
 
 __all__ = [
     "Finding",
@@ -86,7 +91,7 @@ class Verdict(BaseModel):
     normalised: tuple[Normalised, ...] = ()
     warnings: tuple[Finding, ...] = ()
     completed: dict[str, Any] = Field(default_factory=dict)
-    evaluation: Any | None = None
+    evaluation: Evaluation | None = None
 
 
 # Lists of names become one switch for each known name, so an unknown name is seen here or never.
@@ -112,18 +117,55 @@ def check(
     unknown: Collection[str] = (),
     completed: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Judge a plan by the rules alone: memory is not looked at, so ``fits`` and ``evaluation`` stay None.
+    """Judge a plan: by every rule of the target, then, when it is legal, by the memory it takes.
 
-    A plan that breaks no law is ``feasible``, or ``undecided`` if a law reads something unknown.
+    A plan that breaks no law and fits is ``feasible``, one that does not fit ``oom``; ``undecided`` if a law or
+    the memory needs something unknown.
+
+    Parameters
+    ----------
+    unknown
+        Names whose values in ``job`` and ``plan`` are only placeholders; see `violations`.
+    completed
+        Fields that were absent, with the values that defaults gave them; passed through.
     """
     found = violations(job, plan, unknown=unknown)
-    open_laws = undecided(job, unknown)
+    notes: dict[str, Any] = {
+        "warnings": warnings(job, plan, unknown=unknown),
+        "completed": dict(completed or {}),
+    }
+    if found:
+        return Verdict(legal=False, verdict="infeasible", violations=found, **notes)
+    if unknown:
+        verdict = "undecided" if undecided(job, unknown) else "feasible"
+        return Verdict(legal=True, verdict=verdict, **notes)
+    evaluation = evaluate(job, plan)
+    over = _over_budget(job, evaluation)
     return Verdict(
-        legal=not found,
-        verdict="infeasible" if found else "undecided" if open_laws else "feasible",
-        violations=found,
-        warnings=warnings(job, plan, unknown=unknown),
-        completed=dict(completed or {}),
+        legal=True,
+        fits=not over,
+        verdict="oom" if over else "feasible",
+        violations=over,
+        evaluation=evaluation,
+        **notes,
+    )
+
+
+def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
+    """The memory budgets that a legal plan exceeds."""
+    stage, held = evaluation.worst_stage, fits(job, evaluation)
+    because = {
+        "hbm-capacity": (
+            f"pipeline rank {stage.stage} peaks at {stage.peak_device_bytes / GIB:.1f} GiB ({stage.peak_moment}); "
+            f"a GPU has {device_limit(job) / GIB:.1f} GiB after the margin"
+        ),
+        "host-ram-capacity": (
+            f"a node pins {evaluation.host_bytes_per_node / GIB:.0f} GiB for what is offloaded; "
+            f"{host_limit(job) / GIB:.0f} GiB may be pinned"
+        ),
+    }
+    return tuple(
+        Violation(rule=name, because=because[name], source=job.machine.title) for name, ok in held.items() if not ok
     )
 
 

@@ -26,8 +26,6 @@ MAX_TP = 64
 MAX_VPP = 16
 MICRO_BATCHES = (1, 2, 4, 8)
 OFFLOAD_STEPS = 20
-FINE_LAYERS = 8
-COARSE_LAYERS = 4
 
 Domains = dict[str, tuple[Any, ...]]
 
@@ -36,15 +34,6 @@ def divisors(n: int) -> tuple[int, ...]:
     """All positive divisors of ``n``, ascending."""
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return tuple(sorted({*low, *(n // d for d in low)}))
-
-
-def counts(most: int) -> tuple[int, ...]:
-    """Numbers of layers worth trying: every one up to 8, then every fourth, and the most.
-
-    One layer more or less of a deep stage moves the step by less than the model knows it; a fixed value may be
-    any number.
-    """
-    return tuple(n for n in range(most + 1) if n <= FINE_LAYERS or n % COARSE_LAYERS == 0 or n == most)
 
 
 def domains(job: Job) -> Domains:
@@ -69,8 +58,8 @@ def domains(job: Job) -> Domains:
         "sequence_parallel": (False, True),
         "vpp": tuple(range(1, MAX_VPP + 1)),
         "recompute_method": ("none", "uniform", "block"),
-        "recompute_num_layers": counts(model.num_layers),
-        "activation_offload_layers": counts(model.num_layers - 1),
+        "recompute_num_layers": tuple(range(model.num_layers + 1)),
+        "activation_offload_layers": tuple(range(model.num_layers)),
         "ep_overlap": (False, True),
         "cuda_graph_impl": GRAPH_IMPLS,
         "recompute_granularity": ("none", "selective", "full"),

@@ -78,7 +78,7 @@ def test_json_is_the_outcome_and_nothing_else(
 def test_another_precision_is_tried_once(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     calls = answer("optimal")
     main([*ASK, "--fix", "ep=32"])
-    assert [(job.precision, given["top"]) for job, given in calls] == [("bf16", 5), ("fp8_cs", 1)]
+    assert [(job.precision, given["top"]) for job, given in calls] == [("bf16", 3), ("fp8_cs", 1)]
     assert all(given["fixed"] == {"ep": 32} for _, given in calls)
     assert capsys.readouterr().out.endswith("With --precision fp8_cs: 204.5 s a step (+0.0%), 76.2 GiB.\n")
     calls.clear()
