@@ -6,6 +6,7 @@ plan found and a plan checked agree with ``==``.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,11 @@ def quanta(value: Any, unit: str) -> Any:
     return np.ceil(np.asarray(value, float) / size - _SLACK).astype(np.int64)
 
 
-def permille(share: float) -> int:
-    """A share as a whole number of thousandths."""
-    return round(share * PERMILLE)
+def permille_up(share: float) -> int:
+    """A share as a whole number of thousandths, rounded up."""
+    return math.ceil(share * PERMILLE - _SLACK)
+
+
+def permille_down(share: float) -> int:
+    """A share as a whole number of thousandths, rounded down."""
+    return math.floor(share * PERMILLE + _SLACK)

@@ -11,7 +11,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.placement import STAGE_COUNTS, stage_classes
-from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, PERMILLE, permille, quanta
+from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, PERMILLE, permille_down, permille_up, quanta
 from mbsolve.constraints.rule import Row
 from mbsolve.constraints.time.step import exposure, soft_max_quanta
 from mbsolve.constraints.vocabulary import Plan
@@ -46,13 +46,13 @@ def memory_limits(job: Job) -> tuple[int, int]:
 
 def bubble_weight(pp: int, vpp: int, ranks: int) -> int:
     """Thousandths of a stage class's pass that the pipeline bubble adds to the step."""
-    return permille((pp - 1) / vpp * ranks / pp)
+    return ceil_div((pp - 1) * ranks * PERMILLE, vpp * pp)
 
 
 def exposed_quanta(total: int, share: float, hides: float, window: int) -> int:
     """`time.step.exposed` in whole quanta, rounded up."""
-    always = ceil_div(permille(share) * total, PERMILLE)
-    return max(always, ceil_div(PERMILLE * total - permille(hides) * window, PERMILLE))
+    always = ceil_div(permille_up(share) * total, PERMILLE)
+    return max(always, ceil_div(PERMILLE * total - permille_down(hides) * window, PERMILLE))
 
 
 def quantised(job: Job, plan: Plan) -> Quantised:

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.demands import Demands, narrow
 from mbsolve.constraints.domains import domains, raw_size
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.quantise import SECONDS_PER_QUANTUM
-from mbsolve.constraints.vocabulary import Plan
+from mbsolve.constraints.vocabulary import Plan, Split
 from mbsolve.solver.explain import explain
+from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime
 from mbsolve.solver.outcome import Explanation, Interrupted, Outcome, Ranked, Statistics, Status
-from mbsolve.solver.search import Found, InternalError, Objective, OutOfTime, Search
+from mbsolve.solver.search import Search
+from mbsolve.solver.tie import key_of
 
 # A plan's float evaluation may differ from its quanta by the rounding of its terms, never by more.
 _AGREEMENT = 2e-3
@@ -69,7 +71,7 @@ def solve(
     if not search.pool.empty:
         try:
             for _ in range(max(1, top)):
-                found = search.best([key for key in _keys(plans)], floor=plans[-1].score(objective) if plans else 0)
+                found = search.best(_keys(plans), floor=plans[-1].score(objective) if plans else 0)
                 if found is None:
                     break
                 plans.append(found)
@@ -89,13 +91,11 @@ def solve(
     return outcome
 
 
-def _given(demands: Any) -> list[Any] | None:
+def _given(demands: Demands) -> list[Split] | None:
     return [demands.split] if demands.split is not None else None
 
 
 def _keys(plans: Sequence[Found]) -> list[tuple[Any, ...]]:
-    from mbsolve.solver.tie import key_of
-
     return [key_of(p.values) for p in plans]
 
 
@@ -114,12 +114,12 @@ def _outcome(
     status: Status
     if plans:
         status = "OPTIMAL" if plans[0].proven else "FEASIBLE"
+    elif cut:
+        status = "UNKNOWN"
     else:
-        status = "UNKNOWN" if cut else "INFEASIBLE"
+        status = "INFEASIBLE"
     ranked = tuple(_ranked(job, i, f, plans[0]) for i, f in enumerate(plans, 1))
     bound = _bound(search, plans)
-    stats = {k: (int(v) if Statistics.model_fields[k].annotation is int else v) for k, v in search.statistics.items()}
-    stats |= {"raw_space": raw, "layouts": search.pool.layouts, "excluded": len(search.pool.bound) - search.pool.next}
     return Outcome(
         status=status,
         objective=search.objective,
@@ -129,7 +129,12 @@ def _outcome(
         plans=ranked,
         assumed=assumptions(job),
         explanation=explanation,
-        statistics=Statistics(**stats),
+        statistics=Statistics(
+            raw_space=raw,
+            layouts=search.pool.layouts,
+            excluded=len(search.pool.bound) - search.pool.next,
+            **search.statistics,
+        ),
     )
 
 
@@ -150,7 +155,9 @@ def _ranked(job: Job, rank: int, found: Found, best: Found) -> Ranked:
         raise InternalError(
             f"the plan's step is {evaluation.step_seconds} s in floating point, {quantised} s in quanta: {found.plan}"
         )
-    return Ranked(rank=rank, plan=found.plan, evaluation=evaluation, differs_from_best=_differs(found.plan, best.plan))
+    return Ranked(
+        rank=rank, plan=found.plan, evaluation=evaluation, differs_from_best=_differs(found.plan, best.plan)
+    )
 
 
 def _differs(plan: Plan, best: Plan) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def run(model: cp_model.CpModel, workers: int, seconds: float | None) -> Run:
     if seconds is not None:
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
     start = time.perf_counter()
-    status = solver.solve(model)
+    # Typed loosely: the stubs hold the returned status and its constants for different types.
+    status: Any = solver.solve(model)
     if status == cp_model.MODEL_INVALID:
         raise RuntimeError(f"internal error: invalid model: {model.validate()}")
     return Run(status, solver, time.perf_counter() - start)

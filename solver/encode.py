@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,16 @@ from ortools.sat.python import cp_model
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN
-from mbsolve.constraints.quantise import PERMILLE, permille, quanta
+from mbsolve.constraints.quantise import PERMILLE, permille_down, permille_up, quanta
 from mbsolve.constraints.quantised import bubble_weight, ceil_div, memory_limits
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
-from mbsolve.constraints.vocabulary import FEATURES, SHAPE
+from mbsolve.solver.columns import Columns, Ints
+from mbsolve.solver.decisions import CLAUSES, Decisions, Literal
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
-from mbsolve.solver.shapes import Columns, Ints
-from mbsolve.solver.tables import Features, TermTable, mixed_tables
+from mbsolve.solver.step_model import PASS_ROWS
+from mbsolve.solver.tables import Features, Floats, TermTable
 
-Literal = Any
-CLAUSES = 40
+__all__ = ["CLAUSES", "Literal", "Master", "Row"]
 
 
 @dataclass
@@ -43,14 +44,9 @@ class Row:
         pairs = [(z, int(d[shape])) for z, d in self.literals.values() if d[shape]]
         return int(self.constant[shape]), [z for z, _ in pairs], [d for _, d in pairs]
 
-    def range(self, shape: int) -> tuple[int, int]:
-        """Least and greatest value that the row can take, literals taken to be free."""
-        constant, _, deltas = self.of(shape)
-        return constant + sum(d for d in deltas if d < 0), constant + sum(d for d in deltas if d > 0)
 
-
-class Master:
-    """One CP-SAT model over some shapes.
+class Master(Decisions):
+    """One CP-SAT model over some shapes, with their budgets and objective.
 
     Parameters
     ----------
@@ -61,91 +57,10 @@ class Master:
     def __init__(
         self, job: Job, features: Features, shapes: Columns, rows: Rows, tables: Sequence[TermTable]
     ) -> None:
-        self.job, self.features, self.shapes, self.rows, self.tables = job, features, shapes, rows, tables
-        self.model = cp_model.CpModel()
-        self.selectors: dict[tuple[str, ...], list[Literal]] = {}
-        self.shape = [self.model.new_bool_var(f"shape{i}") for i in range(shapes.rows)]
-        self.model.add_exactly_one(self.shape)
-        self.literals: dict[str, list[Literal]] = {}
-        self._decisions()
-        self._pure_rules()
-        self._mixed_rules()
+        super().__init__(features, shapes)
+        self.job, self.rows, self.tables = job, rows, tables
 
-    # ------------------------------------------------------------------ decisions and rules
-    def _decisions(self) -> None:
-        """A variable for every decision; those of the shape follow from its literal."""
-        for name in SHAPE:
-            codes = self.shapes.codes[name]
-            present = sorted(set(codes.tolist()))
-            var = self.model.new_int_var_from_domain(cp_model.Domain.from_values(present), name)
-            if len(present) > 1:
-                self.model.add(cp_model.LinearExpr.weighted_sum(self.shape, codes.tolist()) == var)
-        for name in FEATURES:
-            values = self.features.values[name]
-            if len(values) == 1:
-                self.literals[name] = [self.model.new_constant(1)]
-            elif len(values) == 2:
-                flag = self.model.new_bool_var(name)
-                self.literals[name] = [~flag, flag]
-            else:
-                lits = [self.model.new_bool_var(f"{name}={v}") for v in values]
-                self.model.add_exactly_one(lits)
-                self.literals[name] = lits
-
-    def _pure_rules(self) -> None:
-        for scope, allowed in self.features.pure:
-            self._post(scope, allowed, None)
-
-    def _mixed_rules(self) -> None:
-        for table in mixed_tables(self.features, self.shapes):
-            groups: dict[bytes, list[int]] = {}
-            for c, allowed in enumerate(table.of_class):
-                groups.setdefault(allowed.tobytes(), []).append(c)
-            for members in groups.values():
-                allowed = table.of_class[members[0]]
-                if allowed.all():
-                    continue
-                index = np.flatnonzero(np.isin(table.classes, members))
-                if len(index) == self.shapes.rows:
-                    self._post(table.features, allowed, None)
-                    continue
-                here = self.model.new_bool_var(table.rule.id)
-                self.model.add(sum(self.shape[int(i)] for i in index) == here)
-                self._post(table.features, allowed, here)
-
-    def _post(self, scope: Sequence[str], allowed: Any, enforce: Literal | None) -> None:
-        """A table over features: clauses when few tuples are forbidden, else one selector for each allowed tuple."""
-        bad = np.argwhere(~allowed)
-        good = np.argwhere(allowed)
-        if len(bad) <= CLAUSES or len(bad) <= len(good):
-            for combination in bad:
-                clause = [~self.literals[n][int(v)] for n, v in zip(scope, combination, strict=True)]
-                self.model.add_bool_or(clause + ([~enforce] if enforce is not None else []))
-            return
-        picks = [self.model.new_bool_var("") for _ in good]
-        for pick, combination in zip(picks, good, strict=True):
-            for n, v in zip(scope, combination, strict=True):
-                self.model.add_implication(pick, self.literals[n][int(v)])
-        self.model.add_bool_or(picks + ([~enforce] if enforce is not None else []))
-
-    # ------------------------------------------------------------------ terms
-    def _selectors(self, names: tuple[str, ...], tuples: Ints) -> list[Literal]:
-        if names not in self.selectors:
-            if len(names) == 1:
-                self.selectors[names] = [self.literals[names[0]][int(v)] for v in tuples[:, 0]]
-            else:
-                picks = [self.model.new_bool_var("") for _ in tuples]
-                self.model.add_exactly_one(picks)
-                for i, name in enumerate(names):
-                    for v in np.unique(tuples[:, i]):
-                        mine = [picks[int(k)] for k in np.flatnonzero(tuples[:, i] == v)]
-                        self.model.add(cp_model.LinearExpr.sum(mine) == self.literals[name][int(v)])
-                    for v in set(range(len(self.features.values[name]))) - set(tuples[:, i].tolist()):
-                        self.model.add(self.literals[name][v] == 0)
-                self.selectors[names] = picks
-        return self.selectors[names]
-
-    def row(self, which: Sequence[str], counts: Any, unit: str) -> Row:
+    def row(self, which: Sequence[str], counts: Callable[[str], Ints | Floats], unit: str) -> Row:
         """A row over some term rows, with the counts (shapes,) of each term given by ``counts(per)``."""
         out = Row(np.zeros(self.shapes.rows, np.int64))
         groups: dict[tuple[str, ...], tuple[Ints, Ints]] = {}
@@ -171,7 +86,11 @@ class Master:
         units = [tuple(int(i == j) for j in range(len(names))) for i in range(len(names))]
         if all(flags) and zero in index and all(u in index for u in units):
             base = value[:, index[zero]]
-            deltas = np.stack([value[:, index[u]] - base for u in units], 1) if names else np.zeros((len(base), 0), np.int64)
+            deltas = (
+                np.stack([value[:, index[u]] - base for u in units], 1)
+                if names
+                else np.zeros((len(base), 0), np.int64)
+            )
             if (base[:, None] + deltas @ tuples.T == value).all():
                 out.constant += base
                 for i, name in enumerate(names):
@@ -180,7 +99,7 @@ class Master:
                 return
         out.constant += value[:, 0]
         if len(tuples) > 1:
-            picks = self._selectors(names, tuples)
+            picks = self.select(names, tuples)
             for k in range(1, len(tuples)):
                 delta = value[:, k] - value[:, 0]
                 if delta.any():
@@ -189,14 +108,14 @@ class Master:
     def memory_rows(self) -> list[Row]:
         """Device memory at every moment, in quanta."""
         return [
-            self.row(["device_bytes"], lambda per, r=r: self.rows.moments[:, r, COLUMN[per]], "bytes")
+            self.row(["device_bytes"], partial(self._held, r), "bytes")
             for r in range(self.rows.moments.shape[1])
         ]
 
     def host_rows(self) -> list[Row]:
         """Host memory of one rank at every moment, in quanta."""
         found = [
-            self.row(["host_bytes"], lambda per, r=r: self.rows.moments[:, r, COLUMN[per]], "bytes")
+            self.row(["host_bytes"], partial(self._held, r), "bytes")
             for r in range(self.rows.moments.shape[1])
         ]
         return [r for r in found if r.literals or r.constant.any()]
@@ -204,6 +123,12 @@ class Master:
     def context(self) -> Ints:
         """Quanta of context and communicators, for each shape."""
         return self.row(["context_bytes"], self._once, "bytes").constant
+
+    def _held(self, moment: int, per: str) -> Ints:
+        return self.rows.moments[:, moment, COLUMN[per]]
+
+    def _placed(self, stage: int, per: str) -> Ints | Floats:
+        return self.rows.stages[:, stage, STAGE_COLUMN[per]]
 
     def _once(self, per: str) -> Ints:
         return np.full(self.shapes.rows, int(per == "one"), np.int64)
@@ -222,8 +147,12 @@ class Master:
                     continue
                 room = PERMILLE * (limit - int(context[j])) - factor * constant
                 if peak is not None:
-                    form = cp_model.LinearExpr.weighted_sum([*lits, peak], [*(factor * d for d in deltas), -PERMILLE])
-                    self.model.add(form <= -factor * constant - PERMILLE * int(context[j])).only_enforce_if(self.shape[j])
+                    form = cp_model.LinearExpr.weighted_sum(
+                        [*lits, peak], [*(factor * d for d in deltas), -PERMILLE]
+                    )
+                    self.model.add(form <= -factor * constant - PERMILLE * int(context[j])).only_enforce_if(
+                        self.shape[j]
+                    )
                 elif factor * sum(d for d in deltas if d > 0) > room:
                     form = cp_model.LinearExpr.weighted_sum(lits, [factor * d for d in deltas])
                     self.model.add(form <= room).only_enforce_if(self.shape[j])
@@ -237,7 +166,7 @@ class Master:
 
     def post_time(self, most: int) -> Any:
         """The step as a variable, at most ``most`` quanta."""
-        job, m = self.job, self.model
+        m = self.model
         pp, vpp = self.shapes.array("pp"), self.shapes.array("vpp")
         micro = self.shapes.array("microbatches")
         classes = self.rows.stages.shape[1]
@@ -248,8 +177,8 @@ class Master:
         totals, first = [], {}
         for s in range(classes):
             parts = {}
-            for name in ("forward_device", "forward_host", "backward_device", "backward_host", "transfer"):
-                row = self.row([name], lambda per, s=s: self.rows.stages[:, s, STAGE_COLUMN[per]], "seconds")
+            for name in PASS_ROWS:
+                row = self.row([name], partial(self._placed, s), "seconds")
                 parts[name] = m.new_int_var(0, longest, f"{name}{s}")
                 if s == 0:
                     first[name] = row
@@ -298,26 +227,16 @@ class Master:
             wait = m.new_int_var(0, most, name)
             for j in range(self.shapes.rows):
                 share, hides = exposure(self.job, int(pp[j]), int(vpp[j]), overlapped)
-                always = ceil_div(permille(share) * int(total[j]), PERMILLE)
+                always = ceil_div(permille_up(share) * int(total[j]), PERMILLE)
                 if always:
                     m.add(wait >= always).only_enforce_if(self.shape[j])
                 constant, lits, deltas = first[window].of(j)
                 shortest = constant + sum(d for d in deltas if d < 0)
-                room = PERMILLE * int(total[j]) - permille(hides) * constant
-                if room + permille(hides) * (constant - shortest) > PERMILLE * always:
+                room = PERMILLE * int(total[j]) - permille_down(hides) * constant
+                if room + permille_down(hides) * (constant - shortest) > PERMILLE * always:
                     form = cp_model.LinearExpr.weighted_sum(
-                        [*lits, wait], [*(permille(hides) * d for d in deltas), PERMILLE]
+                        [*lits, wait], [*(permille_down(hides) * d for d in deltas), PERMILLE]
                     )
                     m.add(form >= room).only_enforce_if(self.shape[j])
             out.append(wait)
-        return out
-
-    # ------------------------------------------------------------------ answers
-    def assignment(self, value: Any) -> dict[str, Any]:
-        """Decision -> value of a solution; ``value(literal)`` reads it."""
-        chosen = next(i for i, b in enumerate(self.shape) if value(b))
-        out = {n: v for n, v in self.shapes.row(chosen).items() if n in SHAPE}
-        for name in FEATURES:
-            lits = self.literals[name]
-            out[name] = self.features.values[name][next(i for i, z in enumerate(lits) if value(z))]
         return out

@@ -11,8 +11,9 @@ from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit
 from mbsolve.constraints.rule import Rule
+from mbsolve.solver.found import Found, Objective
 from mbsolve.solver.outcome import Cause, Explanation, Hint
-from mbsolve.solver.search import Found, Objective, Search
+from mbsolve.solver.search import Search
 
 GIB = 2**30
 
@@ -93,7 +94,9 @@ def _rule_causes(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], sear
 
 def _words(rule: Rule, fixed: Mapping[str, Any]) -> str:
     named = ", ".join(f"{n}={fixed[n]}" for n in rule.scope if n in fixed)
-    return f"{rule.text.rstrip('.')}" + (f" (here {named})" if named else f" (decides {', '.join(rule.scope)})")
+    return f"{rule.text.rstrip('.')}" + (
+        f" (here {named})" if named else f" (decides {', '.join(rule.scope)})"
+    )
 
 
 def _hints(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Sequence[str]) -> list[Hint]:
@@ -104,7 +107,12 @@ def _hints(job: Job, objective: Objective, fixed: Mapping[str, Any], forbid: Seq
         found = _try(job, objective, rest, forbid)
         if found is not None:
             value = found.values.get(name, getattr(found.plan, name, None))
-            out.append(Hint(set={name: value}, text=f"without fixing {name} (it would be {value}): {_cost(job, found)}"))
+            out.append(
+                Hint(
+                    set={name: value},
+                    text=f"without fixing {name} (it would be {value}): {_cost(job, found)}",
+                )
+            )
     for text in forbid:
         found = _try(job, objective, fixed, [f for f in forbid if f != text])
         if found is not None:

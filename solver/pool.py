@@ -4,86 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.moments import COLUMN
-from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
 from mbsolve.constraints.rule import Rule, Term
 from mbsolve.constraints.terms import TERMS
-from mbsolve.constraints.vocabulary import FEATURES, SHAPE, Split
-from mbsolve.solver.bounds import (
-    PASS_ROWS,
-    Bounder,
-    Component,
-    Counter,
-    StepModel,
-    collectives,
-    components,
-    kinds_of,
-    least_values,
-    limits_of,
-)
+from mbsolve.constraints.vocabulary import FEATURES, SHAPE
+from mbsolve.solver.bounds import Bounder
+from mbsolve.solver.chunk import Chunk
+from mbsolve.solver.coarse import Coarse
+from mbsolve.solver.columns import Columns, Ints
+from mbsolve.solver.components import Component, components
 from mbsolve.solver.relaxed import WAYS, least_tables, relaxed_grids
-from mbsolve.solver.rows import STAGE_COLUMN, Rows, first_moments, moment_rows, stage_rows
-from mbsolve.solver.shapes import Columns, Ints, Shapes, shape_rules
+from mbsolve.solver.rows import Rows, first_moments, moment_rows, no_moments, stage_rows
+from mbsolve.solver.shapes import Shapes, shape_rules
+from mbsolve.solver.step_model import kinds_of
+from mbsolve.solver.tables import Floats, feature_space, term_tables
 from mbsolve.solver.tie import KEY_SHAPE, key_value, shape_key
-from mbsolve.solver.tables import Floats, TermTable, feature_space, term_tables
 
+__all__ = ["Chunk", "Pool"]
+
+# Grids whose layouts are crossed in at once.
 GRIDS = 24
+# Rounds of the dual for relaxed grids, and for shapes with one moment.
 ROUNDS = 10
 GLANCE = 6
+# Grids that are relaxed while no target is known, and at once.
 FIRST = 384
 RELAXED = 512
 # Seconds or bytes that stand for a target not known yet.
 LARGE = 1e30
+# Layouts that are expanded at once, and shapes that are tightened at once.
 CHUNK = 256
 DUAL = 512
-# Counts of resident bytes that every layer brings, whatever rank it is on.
-_SPREAD = ("dense", "moe")
-
-
-@dataclass
-class Chunk:
-    """Some full shapes with everything known of them; bounds in the unit of the objective (seconds or bytes).
-
-    ``aimed`` is the target that a bound was last tightened towards, minus infinity where it never was;
-    ``moments`` are filled in at the first tightening.
-    """
-
-    shapes: Columns
-    stages: Ints
-    ranks: Ints
-    tables: list[TermTable]
-    least: Floats
-    bound: Floats
-    aimed: Floats
-    estimate: Floats
-    guess: list[dict[str, Any] | None]
-    moments: list[Ints | None]
-
-    def take(self, index: Ints) -> tuple[Columns, Rows, list[TermTable]]:
-        """Inputs of a bounder or a master model over some of the shapes."""
-        tables = [replace(t, classes=t.classes[index]) for t in self.tables]
-        return self.shapes.take(index), Rows(self.stages[index], self.ranks[index], self._moments(index)), tables
-
-    def _moments(self, index: Ints) -> Ints:
-        found = [self.moments[int(i)] for i in index]
-        height = max((len(f) for f in found if f is not None), default=0) or 1
-        out = np.zeros((len(index), height, len(COLUMN)), np.int64)
-        for i, rows in enumerate(found):
-            if rows is not None:
-                out[i, : len(rows)] = rows
-        return out
 
 
 class Pool:
-    """Layouts and shapes of a job under some demands and rules."""
+    """Layouts and shapes of a job under some demands and rules.
+
+    Parameters
+    ----------
+    job, demands, rules : what is asked, and the rules that hold.
+    objective : ``time`` or ``memory``; bounds are in its unit, seconds or bytes.
+    memory_limits : whether what does not fit is out.
+    """
 
     def __init__(
         self, job: Job, demands: Demands, rules: Sequence[Rule], objective: str, memory_limits: bool = True
@@ -107,65 +76,15 @@ class Pool:
         if not self.empty:
             grids = grids.with_derived(job)
             self.tables, self.terms = least_tables(self.features, self.source, grids, TERMS)
-            self.least = least_values(self.tables, self.kinds, grids.rows)
-            self.fixed = collectives(job, grids, self.tables)
-            self.limit = limits_of(job, self.tables, grids.rows).device
-            self.bound = self._grid_bounds(grids)
+            vpps = demands.domains["vpp"]
+            self.coarse = Coarse(job, objective, self.limited, self.kinds, grids, self.tables, vpps)
+            self.bound = self.coarse.grids(grids)
         self.aimed = np.full(len(self.bound), -math.inf)
         finite = np.flatnonzero(np.isfinite(self.bound))
         self.order = finite[np.argsort(self.bound[finite], kind="stable")]
 
-    def _value(self, least: Floats, row: str, per: str) -> Floats:
-        kind = self.kinds.get((row, per))
-        return least[:, kind] if kind is not None else np.zeros(len(least))
-
-    def _grid_bounds(self, grids: Columns) -> Floats:
-        """A bound on the objective for each grid, all layers spread evenly over the pipeline; infinite if too large."""
-        stages = virtual_stages(self.job.model, 1, 1, Split())
-        whole = stage_counts(stages, 1, Replay())
-        pp = grids.array("pp").astype(float)
-        rows = np.zeros((grids.rows, 1, len(PASS_ROWS)))
-        static = np.zeros(grids.rows)
-        for (row, per), kind in self.kinds.items():
-            if row in PASS_ROWS and per in whole:
-                rows[:, 0, PASS_ROWS.index(row)] += self.least[:, kind] * whole[per] / pp
-            elif row == "device_bytes" and per in _SPREAD:
-                static += self.least[:, kind] * whole[per] / pp
-        deepest = np.minimum(max(self.source.demands.domains["vpp"]), np.ceil((self.job.model.num_layers + 2) / pp))
-        step = StepModel(grids, np.ones((grids.rows, 1), np.int64), self.fixed, vpp=np.maximum(deepest, 1.0))
-        seconds = step.step(rows)[0] + self._tail(self.least)
-        memory = np.maximum(static, self._transient(self.least, "moe" if self.job.model.is_moe else "dense"))
-        bound = seconds if self.objective == "time" else memory
-        return np.where(memory <= self.limit, bound, math.inf) if self.limited else bound
-
-    def _tail(self, least: Floats) -> Floats:
-        return sum((least[:, k] for (row, _), k in self.kinds.items() if row == "tail"), np.zeros(len(least)))
-
-    def _transient(self, least: Floats, ffn: str) -> Floats:
-        """Bytes that any forward of a layer needs, checkpointed or not."""
-        return np.minimum(
-            self._value(least, "device_bytes", f"at_forward_{ffn}"), self._value(least, "device_bytes", f"at_nograd_{ffn}")
-        )
-
     def _layout_bounds(self, layouts: Columns) -> Floats:
-        """A bound on the objective for each layout, with its real stages but every term at its least."""
-        grid = layouts.codes["grid"]
-        least = self.least[grid]
-        stages, ranks = stage_rows(self.job, layouts, layouts_only=True)
-        counter = Counter(self.kinds, Rows(stages, ranks, _no_moments(layouts.rows)))
-        seconds = StepModel(layouts, ranks, self.fixed[grid]).step(counter.passes(least))[0] + self._tail(least)
-        memory = np.zeros(stages.shape[:2])
-        for (row, per), kind in self.kinds.items():
-            if row == "device_bytes" and per in STAGE_COLUMN and not per.startswith(("replayed", "offloaded")):
-                memory += least[:, kind, None] * stages[:, :, STAGE_COLUMN[per]]
-        extra = np.zeros_like(memory)
-        for ffn in ("dense", "moe"):
-            there = stages[:, :, STAGE_COLUMN[ffn]] > 0
-            extra = np.maximum(extra, there * self._transient(least, ffn)[:, None])
-        loss = self._value(least, "device_bytes", "at_loss")[:, None] * (stages[:, :, STAGE_COLUMN["head"]] > 0)
-        fullest = (memory + np.maximum(extra, loss)).max(axis=1)
-        bound = seconds if self.objective == "time" else fullest
-        return np.where(fullest <= self.limit[grid], bound, math.inf) if self.limited else bound
+        return self.coarse.layouts(layouts)
 
     def grow(self, below: float) -> bool:
         """Open the next shapes that may be under ``below``; False when there are none."""
@@ -194,7 +113,11 @@ class Pool:
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
             shapes, rows, tables, deepest = relaxed_grids(self.job, self.source, part, some, self.tables)
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
-            bound = bounder.dual(below, limited=self.limited, rounds=ROUNDS).bound.reshape(-1, len(WAYS)).min(axis=1)
+            bound = (
+                bounder.dual(below, limited=self.limited, rounds=ROUNDS)
+                .bound.reshape(-1, len(WAYS))
+                .min(axis=1)
+            )
             self.bound[some] = np.maximum(self.bound[some], bound)
             self.aimed[some] = min(below, LARGE)
         left = left[np.argsort(self.bound[left], kind="stable")]
@@ -235,7 +158,9 @@ class Pool:
     def _open(self, shapes: Columns, below: float) -> None:
         stages, ranks = stage_rows(self.job, shapes)
         tables = term_tables(self.features, shapes, self.terms)
-        bounder = Bounder(self.job, self.features, shapes, Rows(stages, ranks, _no_moments(shapes.rows)), tables)
+        bounder = Bounder(
+            self.job, self.features, shapes, Rows(stages, ranks, no_moments(shapes.rows)), tables
+        )
         bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(shapes.rows)
         kept = np.flatnonzero(bound < below)
         n = len(kept)
@@ -309,7 +234,10 @@ class Pool:
         if self.banned:
             banned = [frozenset(self.banned.get(shape_key(shapes.row(k)), ())) for k in range(shapes.rows)]
         raised = bounder.dual(
-            target, limited=self.limited, legal=self._legal(shapes, bounder) if self.limited else None, banned=banned
+            target,
+            limited=self.limited,
+            legal=self._legal(shapes, bounder) if self.limited else None,
+            banned=banned,
         )
         chunk.bound[index] = np.maximum(chunk.bound[index], raised.bound)
         if math.isfinite(target):
@@ -368,7 +296,3 @@ class Pool:
             for name, i in zip(part.names, part.tuples[pick].tolist(), strict=True):
                 found[name] = self.features.values[name][i]
         return out | {n: found[n] for n in FEATURES}
-
-
-def _no_moments(rows: int) -> Ints:
-    return np.zeros((rows, 1, len(COLUMN)), np.int64)

@@ -23,9 +23,10 @@ from mbsolve.constraints.rule import Term
 from mbsolve.constraints.schedule import Ints, representative, states
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
+from mbsolve.solver.columns import Columns
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
-from mbsolve.solver.shapes import Columns, Shapes
-from mbsolve.solver.tables import Bools, Features, TermTable, raw_tables, tidy
+from mbsolve.solver.shapes import Shapes
+from mbsolve.solver.tables import Bools, Features, Floats, TermTable, raw_tables, tidy
 
 # Kept, replayed, sent to the host.
 WAYS = ("none", "uniform", "offload")
@@ -53,7 +54,11 @@ def grid_summits(job: Job, source: Shapes, grids: Columns) -> Ints:
     for r in first:
         pp = grids.values["pp"][int(grids.codes["pp"][r])]
         micro = grids.values["microbatches"][int(grids.codes["microbatches"][r])]
-        found = [summit(job.model, pp, vpp, split, micro) for vpp, split in source.pipelines(pp) if vpp == 1 or micro % pp == 0]
+        found = [
+            summit(job.model, pp, vpp, split, micro)
+            for vpp, split in source.pipelines(pp)
+            if vpp == 1 or micro % pp == 0
+        ]
         out.append(np.min(found, axis=0) if found else np.zeros(len(STAGE_COUNTS) + 3, np.int64))
     return np.array(out, np.int64)[inverse]
 
@@ -76,7 +81,9 @@ def relaxed_grids(
     rows_of = np.repeat(index, len(WAYS))
     tables = [replace(t, classes=t.classes[rows_of]) for t in least]
     rows = Rows(
-        _mean_stages(job, shapes, full, away), np.ones((n, 1), np.int64), _moments(job, source, grids, full, away)
+        _mean_stages(job, shapes, full, away),
+        np.ones((n, 1), np.int64),
+        _moments(job, source, grids, full, away),
     )
     return shapes, rows, tables, np.array([source.deepest(int(p)) for p in shapes.array("pp")], np.int64)
 
@@ -106,15 +113,18 @@ def least_tables(
     return tidy(best), [t for t in terms if id(t) in some or id(t) not in used]
 
 
-def _mean_stages(job: Job, shapes: Columns, full: Bools, away: Bools) -> Ints:
-    """Stage counts of the mean stage; fractions, so the array is a floating one."""
+def _mean_stages(job: Job, shapes: Columns, full: Bools, away: Bools) -> Floats:
+    """Stage counts of the mean stage, in fractions."""
     whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
     replayed = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay("uniform", 1))
     mean = np.array([whole[n] for n in STAGE_COUNTS], float)
     mean_full = np.array([replayed[n] for n in STAGE_COUNTS], float)
     sent = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay(offloaded=job.model.num_layers))
     mean_sent = np.array([sent[n] for n in STAGE_COUNTS], float)
-    out = np.where(full[:, None], mean_full, np.where(away[:, None], mean_sent, mean)) / shapes.array("pp").astype(float)[:, None]
+    out: Floats = (
+        np.where(full[:, None], mean_full, np.where(away[:, None], mean_sent, mean))
+        / shapes.array("pp").astype(float)[:, None]
+    )
     out[:, STAGE_COLUMN["one"]] = 1.0
     return out[:, None, :]
 

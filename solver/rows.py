@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN, held_by, worst_moments
@@ -13,9 +14,10 @@ from mbsolve.constraints.placement import STAGE_COUNTS, Replay, chunks_of, stage
 from mbsolve.constraints.schedule import Ints, representative, states
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
-from mbsolve.solver.shapes import Columns
+from mbsolve.solver.columns import Columns
 
 STAGE_COLUMN = {name: i for i, name in enumerate(STAGE_COUNTS)}
+Floats = NDArray[np.float64]
 SCHEDULE = (
     "pp",
     "vpp",
@@ -33,16 +35,17 @@ _moments = lru_cache(maxsize=65536)(worst_moments)
 
 @dataclass(frozen=True)
 class Rows:
-    """Counts for each shape, padded with zeros.
+    """Counts for each shape.
 
     Parameters
     ----------
-    stages : (shapes, stage classes, stage columns); class 0 holds the first pipeline rank.
+    stages : (shapes, stage classes, stage columns), padded with zeros; class 0 holds the first pipeline rank.
+        Whole numbers for real stages, fractions for the mean stage of a relaxed grid.
     ranks : (shapes, stage classes) pipeline ranks of each class.
-    moments : (shapes, moments, moment columns); padding repeats the first moment.
+    moments : (shapes, moments, moment columns); padding is zeros or repeats the first moment.
     """
 
-    stages: Ints
+    stages: Ints | Floats
     ranks: Ints
     moments: Ints
 
@@ -89,6 +92,11 @@ def moment_rows(job: Job, shapes: Columns) -> Ints:
         moments[i, : len(counts)] = counts
         moments[i, len(counts) :] = counts[0]
     return moments[inverse]
+
+
+def no_moments(rows: int) -> Ints:
+    """A moment at which nothing is held, for shapes whose memory is not looked at."""
+    return np.zeros((rows, 1, len(COLUMN)), np.int64)
 
 
 def first_moments(job: Job, shapes: Columns, stages: Ints) -> Ints:

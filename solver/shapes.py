@@ -7,13 +7,10 @@ micro-batch, the layout (interleaving and split), the modes (full recompute, lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.job import Job, derive
@@ -21,128 +18,36 @@ from mbsolve.constraints.placement import PlacementError, virtual_stages
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import DERIVED, SHAPE, Split
+from mbsolve.solver.columns import (
+    NEEDS,
+    Columns,
+    Ints,
+    cross,
+    distinct,
+    holds,
+    keep_legal,
+    scope_rows,
+    values_at,
+)
 
-Ints = NDArray[np.int64]
+__all__ = [
+    "GRID",
+    "LAYOUT",
+    "MODES",
+    "NEEDS",
+    "Columns",
+    "Ints",
+    "Shapes",
+    "distinct",
+    "keep_legal",
+    "scope_rows",
+    "shape_rules",
+    "values_at",
+]
 
 GRID = SHAPE[: SHAPE.index("vpp")]
 LAYOUT = SHAPE[: SHAPE.index("split") + 1]
 MODES = SHAPE[SHAPE.index("split") + 1 :]
-NEEDS = {"dp": ("tp", "cp", "pp"), "edp": ("etp", "ep", "pp"), "microbatches": ("tp", "cp", "pp", "mbs")}
-
-
-DENSE = 1 << 16
-
-
-def distinct(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """(first row of each distinct code, number of the code of each row), codes in ascending order."""
-    if size > max(DENSE, 8 * len(code)):
-        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        return first, inverse
-    first = np.full(size, -1, np.int64)
-    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    present = first >= 0
-    return first[present], (np.cumsum(present) - 1)[code]
-
-
-@dataclass
-class Columns:
-    """A table of shapes: for each decision, the values it takes and a code for each row."""
-
-    values: dict[str, list[Any]]
-    codes: dict[str, Ints]
-    rows: int
-
-    def take(self, index: NDArray[Any]) -> Columns:
-        """The rows at ``index`` (integers or a mask)."""
-        codes = {name: code[index] for name, code in self.codes.items()}
-        rows = int(np.count_nonzero(index)) if index.dtype == bool else len(index)
-        return Columns(self.values, codes, rows)
-
-    def row(self, i: int) -> dict[str, Any]:
-        """One shape as decision -> value."""
-        return {name: self.values[name][int(code[i])] for name, code in self.codes.items()}
-
-    def array(self, name: str) -> NDArray[Any]:
-        """The column of a decision as values; ``split`` stays a code."""
-        if name == "split":
-            return self.codes[name]
-        if name not in self.arrays:
-            self.arrays[name] = np.array(self.values[name])[self.codes[name]]
-        return self.arrays[name]
-
-    @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Cache of `array`."""
-        return {}
-
-    @cached_property
-    def keys(self) -> dict[tuple[str, ...], tuple[Ints, Ints]]:
-        """Cache of `classes`."""
-        return {}
-
-    def classes(self, names: Sequence[str]) -> tuple[Ints, Ints]:
-        """Distinct combinations of some columns: (first row of each, class of every row)."""
-        key = tuple(names)
-        if key not in self.keys:
-            code = np.zeros(self.rows, np.int64)
-            size = 1
-            for name in key:
-                code = code * len(self.values[name]) + self.codes[name]
-                size *= len(self.values[name])
-                if size > DENSE:
-                    first, code = distinct(code, size)
-                    size = len(first)
-            self.keys[key] = distinct(code, size)
-        return self.keys[key]
-
-    def with_derived(self, job: Job) -> Columns:
-        """The same rows with the sizes that follow from them."""
-        sizes = derive(job, {n: self.array(n) for n in ("tp", "cp", "pp", "ep", "etp", "mbs")})
-        values, codes = dict(self.values), dict(self.codes)
-        for name in DERIVED:
-            found, code = np.unique(np.broadcast_to(sizes[name], (self.rows,)), return_inverse=True)
-            values[name], codes[name] = [int(v) for v in found], code
-        return Columns(values, codes, self.rows)
-
-
-def scope_rows(columns: Columns, scope: Iterable[str]) -> tuple[tuple[str, ...], Ints, Ints]:
-    """Columns that a scope needs, with its distinct rows and the class of every row."""
-    names = tuple(dict.fromkeys(n for name in scope for n in NEEDS.get(name, (name,))))
-    first, inverse = columns.classes(names)
-    return names, first, inverse
-
-
-def values_at(job: Job, columns: Columns, names: Sequence[str], row: int) -> dict[str, Any]:
-    """Values of some decisions in one row, with the derived sizes that they determine."""
-    out = {n: columns.values[n][int(columns.codes[n][row])] for n in names}
-    known = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "mbs": 1} | out
-    return derive(job, known) | out
-
-
-def keep_legal(job: Job, columns: Columns, rules: Iterable[Rule], counts: dict[str, int] | None = None) -> Columns:
-    """The rows that satisfy every rule; ``counts`` receives how many rows each rule removed."""
-    mask = np.ones(columns.rows, bool)
-    for rule in rules:
-        names, first, inverse = scope_rows(columns, rule.scope)
-        ok = np.fromiter((_holds(rule, job, values_at(job, columns, names, int(r))) for r in first), bool, len(first))
-        if counts is not None and not ok.all():
-            counts[rule.id] = counts.get(rule.id, 0) + int((mask & ~ok[inverse]).sum())
-        mask &= ok[inverse]
-    return columns if mask.all() else columns.take(mask)
-
-
-def _holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
-    try:
-        return rule.holds(job.facts, values)
-    except PlacementError:
-        return False
-
-
-def _cross(columns: Columns, name: str, values: Sequence[Any]) -> Columns:
-    n = len(values)
-    codes = {k: np.repeat(v, n) for k, v in columns.codes.items()}
-    codes[name] = np.tile(np.arange(n), columns.rows)
-    return Columns({**columns.values, name: list(values)}, codes, columns.rows * n)
 
 
 def _ready(rules: Iterable[Rule], done: set[str], before: set[str]) -> list[Rule]:
@@ -180,7 +85,7 @@ class Shapes:
         out = self._values[name] = []
         for value in self.demands.domains[name]:
             bad = [
-                r.id for r in self.rules if set(r.scope) == {name} and not _holds(r, self.job, {name: value})
+                r.id for r in self.rules if set(r.scope) == {name} and not holds(r, self.job, {name: value})
             ]
             if bad:
                 self.removed[bad[0]] = self.removed.get(bad[0], 0) + 1
@@ -192,7 +97,7 @@ class Shapes:
         columns = Columns({}, {}, 1)
         done: set[str] = set()
         for name in GRID:
-            columns = _cross(columns, name, self._allowed(name))
+            columns = cross(columns, name, self._allowed(name))
             columns = self._filter(columns, done, name)
         for name, wanted in self.demands.derived.items():
             sizes = derive(self.job, {n: columns.array(n) for n in GRID[:-1]})
@@ -272,21 +177,21 @@ class Shapes:
         """Full shapes of some layouts, with derived sizes."""
         depth = self.depths(layouts)
         modes = self._modes(int(depth.max(initial=0)), bool((layouts.array("pp") == 1).any()))
-        names = MODES
-        columns = layouts
         n = len(modes)
-        codes = {k: np.repeat(v, n) for k, v in columns.codes.items()}
-        values = dict(columns.values)
-        for j, name in enumerate(names):
+        codes = {k: np.repeat(v, n) for k, v in layouts.codes.items()}
+        values = dict(layouts.values)
+        for j, name in enumerate(MODES):
             values[name] = sorted({m[j] for m in modes}, key=str) if modes else []
             code = np.array([values[name].index(m[j]) for m in modes], np.int64)
-            codes[name] = np.tile(code, columns.rows)
-        out = Columns(values, codes, columns.rows * n)
+            codes[name] = np.tile(code, layouts.rows)
+        out = Columns(values, codes, layouts.rows * n)
         layers = out.array("recompute_num_layers") if n else np.zeros(0)
         method = out.array("recompute_method") if n else np.zeros(0)
         offload = out.array("activation_offload_layers") if n else np.zeros(0)
         deep = np.repeat(depth, n)
-        keep = ((method != "block") | (layers < deep)) & ((offload == 0) | (np.repeat(layouts.array("pp"), n) == 1))
+        keep = ((method != "block") | (layers < deep)) & (
+            (offload == 0) | (np.repeat(layouts.array("pp"), n) == 1)
+        )
         fixed_block = self.demands.domains["recompute_num_layers"]
         if len(fixed_block) == 1:
             keep |= (method == "block") & (layers <= deep)
@@ -322,15 +227,11 @@ class Shapes:
                     for overlap in self._allowed("ep_overlap"):
                         for impl in self._allowed("cuda_graph_impl"):
                             out.append((method, n, offload, overlap, impl))
-        rules = [
-            r
-            for r in self.rules
-            if set(r.scope) <= set(MODES)
-        ]
+        rules = [r for r in self.rules if set(r.scope) <= set(MODES)]
         return [
             m
             for m in out
-            if all(_holds(r, self.job, dict(zip(MODES, m, strict=True))) for r in rules if len(r.scope) > 1)
+            if all(holds(r, self.job, dict(zip(MODES, m, strict=True))) for r in rules if len(r.scope) > 1)
         ]
 
 
@@ -339,6 +240,3 @@ def shape_rules(rules: Iterable[Rule]) -> tuple[list[Rule], list[Rule]]:
     shape = set(SHAPE) | set(DERIVED)
     inside = [r for r in rules if set(r.scope) <= shape]
     return inside, [r for r in rules if not set(r.scope) <= shape]
-
-
-Progress = Callable[[str], None]

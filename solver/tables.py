@@ -18,7 +18,7 @@ from mbsolve.constraints.domains import Domains
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import Rule, Term
 from mbsolve.constraints.vocabulary import FEATURES
-from mbsolve.solver.shapes import NEEDS, Columns, Ints, scope_rows, values_at
+from mbsolve.solver.columns import NEEDS, Columns, Ints, scope_rows, values_at
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -39,11 +39,9 @@ class Features:
     _picks: dict[tuple[Any, ...], Ints] = field(default_factory=dict, repr=False)
     _mixed: dict[tuple[Any, ...], Bools] = field(default_factory=dict, repr=False)
 
-    def legal(self, names: Sequence[str], extra: Sequence[tuple[tuple[str, ...], Bools]] = ()) -> Ints:
+    def legal(self, names: Sequence[str]) -> Ints:
         """Index tuples over ``names`` that satisfy every rule inside them; shape (tuples, len(names))."""
         key = tuple(names)
-        if extra:
-            return self._join(key, extra)
         if key not in self._legal:
             self._legal[key] = self._join(key, ())
         return self._legal[key]
@@ -73,7 +71,7 @@ class Features:
                 inside = tuple(s for s in scope if s in names)
                 if inside and len(inside) < len(scope):
                     outside = tuple(i for i, s in enumerate(scope) if s not in names)
-                    projected.append((inside, allowed.any(axis=outside)))
+                    projected.append((inside, np.asarray(allowed.any(axis=outside))))
             self._joint[names] = self._join(names, projected)
         return self._joint[names]
 
@@ -83,7 +81,9 @@ class Features:
         if key not in self._picks:
             lookup = {tuple(v): i for i, v in enumerate(tuples.tolist())}
             at = [names.index(f) for f in features]
-            self._picks[key] = np.array([lookup[tuple(v)] for v in self.joint(names)[:, at].tolist()], np.int64)
+            self._picks[key] = np.array(
+                [lookup[tuple(v)] for v in self.joint(names)[:, at].tolist()], np.int64
+            )
         return self._picks[key]
 
     def under(self, names: Sequence[str], tuples: Ints, name: str, value: Any) -> Bools:
@@ -193,7 +193,9 @@ class TermTable:
 
     def least(self, other: TermTable) -> TermTable:
         """The smaller of two tables of the same term over the same shapes, entry by entry."""
-        return TermTable(self.term, self.features, self.tuples, np.minimum(self.values, other.values), self.classes)
+        return TermTable(
+            self.term, self.features, self.tuples, np.minimum(self.values, other.values), self.classes
+        )
 
 
 def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
@@ -208,7 +210,9 @@ def raw_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> li
     for term in terms:
         shape, scope = split_scope(term.scope)
         names = tuple(n for n in scope if n not in fixed)
-        first, inverse = shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
+        first, inverse = (
+            shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
+        )
         tuples = features.legal(names)
         at: dict[str, Any] = {n: shapes.array(n)[first][:, None] for n in shape}
         at |= features.arrays(names, tuples) | {n: fixed[n] for n in scope if n in fixed}

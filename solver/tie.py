@@ -66,7 +66,9 @@ def shape_key(values: Mapping[str, Any]) -> tuple[Any, ...]:
 def shape_order(values: Mapping[str, Any]) -> tuple[str, ...]:
     """A total order of shapes that depends on nothing but their decisions."""
     return tuple(
-        f"{values[n]:06d}" if isinstance(values[n], int) and not isinstance(values[n], bool) else str(values[n])
+        f"{values[n]:06d}"
+        if isinstance(values[n], int) and not isinstance(values[n], bool)
+        else str(values[n])
         for n in SHAPE
     )
 

@@ -1,0 +1,186 @@
+"""Features that fall apart into components which share no term, once a few hub features are held fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from mbsolve.solver.columns import Columns, Ints
+from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope
+
+HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
+# Rules over more free features than this are relaxed to what they allow inside each component.
+JOINED: Final = 3
+
+
+@dataclass(frozen=True)
+class Component:
+    """Features that share terms, with the hub features those terms or their rules touch.
+
+    Parameters
+    ----------
+    names : hub features first.
+    tuples : (tuples, names) indices of values, sorted by the hub features.
+    kinds : indices of the kinds that the features touch.
+    values : (kinds, classes, tuples).
+    classes : class of each shape.
+    mask : (shapes, tuples) that the rules allow; None where they allow all.
+    groups : values of the hub features -> the slice of tuples that have them.
+    hub : places of the component's hub features among all hub features.
+    """
+
+    names: tuple[str, ...]
+    tuples: Ints
+    kinds: Ints
+    values: Floats
+    classes: Ints
+    mask: Bools | None
+    groups: dict[tuple[int, ...], slice]
+    hub: tuple[int, ...]
+
+    def take(self, index: Ints) -> Component:
+        """The same over some of the shapes."""
+        mask = self.mask[index] if self.mask is not None else None
+        return replace(self, classes=self.classes[index], mask=mask)
+
+
+def components(
+    features: Features, shapes: Columns, tables: Sequence[TermTable], kinds: dict[tuple[str, str], int]
+) -> tuple[list[Component], Ints]:
+    """The components of the features over some shapes, and the hub tuples (values as indices)."""
+    tables = [t for t in tables if (t.term.row, t.term.per) in kinds]
+    mixed = mixed_tables(features, shapes)
+    key = frozenset(t.features for t in tables)
+    if key not in features.groups:
+        features.groups[key] = _groups(features, key)
+    members = features.groups[key]
+    hub = [h for h in HUB if len(features.values[h]) > 0]
+    out = []
+    for free in members:
+        mine = [t for t in tables if set(t.features) & set(free)]
+        out.append(_component(features, shapes, mine, free, hub, mixed, kinds))
+    rest = [t for t in tables if set(t.features) <= set(HUB)]
+    out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
+    hub_tuples = out[-1].tuples
+    return out, hub_tuples
+
+
+def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list[str]]:
+    """Free features that share a term, or a small rule that does not split once the hub is held."""
+    parent: dict[str, str] = {f: f for scope in sorted(scopes) for f in scope if f not in HUB}
+
+    def find(a: str) -> str:
+        while parent[a] != a:
+            a = parent[a]
+        return a
+
+    def join(names: Sequence[str]) -> None:
+        for other in names[1:]:
+            parent[find(other)] = find(names[0])
+
+    for scope in sorted(scopes):
+        join([f for f in scope if f not in HUB])
+    for scope, allowed in features.pure:
+        free = [f for f in scope if f in parent]
+        if 2 <= len(free) <= JOINED and not _separable(scope, allowed):
+            join(free)
+    members: dict[str, list[str]] = {}
+    for f in parent:
+        members.setdefault(find(f), []).append(f)
+    return list(members.values())
+
+
+def _separable(scope: Sequence[str], allowed: Bools) -> bool:
+    """Whether a rule leaves its features independent once the hub features are held."""
+    hub = [i for i, f in enumerate(scope) if f in HUB]
+    table = np.moveaxis(allowed, hub, range(len(hub)))
+    table = table.reshape(-1, *table.shape[len(hub) :])
+    for block in table:
+        product = np.ones(block.shape, bool)
+        for axis in range(block.ndim):
+            others = tuple(a for a in range(block.ndim) if a != axis)
+            shape = [1] * block.ndim
+            shape[axis] = -1
+            product &= block.any(axis=others).reshape(shape)
+        if (product != block).any():
+            return False
+    return True
+
+
+def _component(
+    features: Features,
+    shapes: Columns,
+    tables: Sequence[TermTable],
+    free: Sequence[str],
+    hub: Sequence[str],
+    mixed: Sequence[MixedTable],
+    kinds: dict[tuple[str, str], int],
+    whole_hub: bool = False,
+) -> Component:
+    touched = {f for t in tables for f in t.features}
+    for scope, _ in features.pure:
+        if set(scope) & set(free):
+            touched |= set(scope)
+    for m in mixed:
+        if set(m.features) & set(free):
+            touched |= set(m.features)
+    mine = tuple(h for h in hub if whole_hub or h in touched)
+    names = (*mine, *free)
+    tuples = features.joint(names)
+    shape_names = tuple(
+        dict.fromkeys(s for t in tables for s in split_scope(t.term.scope)[0] if s in shapes.codes)
+    )
+    masks = [m for m in mixed if set(m.features) & set(names)]
+    first, classes = (
+        shapes.classes(shape_names)
+        if shape_names
+        else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
+    )
+    used = sorted({kinds[(t.term.row, t.term.per)] for t in tables})
+    values = np.zeros((len(used), len(first), len(tuples)))
+    for t in tables:
+        pick = features.picks(names, t.features, t.tuples)
+        values[used.index(kinds[(t.term.row, t.term.per)])] += t.values[t.classes[first]][:, pick]
+    mask = np.ones((shapes.rows, len(tuples)), bool) if masks else None
+    for m in masks:
+        inside = [f for f in m.features if f in names]
+        outside = tuple(i for i, f in enumerate(m.features) if f not in names)
+        at = tuple(tuples[:, names.index(f)] for f in inside)
+        allowed = np.stack([np.asarray(t.any(axis=outside) if outside else t)[at] for t in m.of_class])
+        assert mask is not None
+        mask &= allowed[m.classes]
+    tuples, values, mask = _collapse(tuples, values, mask, len(mine))
+    groups: dict[tuple[int, ...], slice] = {}
+    keys = [tuple(t) for t in tuples[:, : len(mine)].tolist()]
+    for i, key in enumerate(keys):
+        start = groups[key].start if key in groups else i
+        groups[key] = slice(start, i + 1)
+    return Component(
+        names,
+        tuples,
+        np.array(used, np.int64),
+        values,
+        classes,
+        mask,
+        groups,
+        tuple(hub.index(h) for h in mine),
+    )
+
+
+def _collapse(
+    tuples: Ints, values: Floats, mask: Bools | None, hub: int
+) -> tuple[Ints, Floats, Bools | None]:
+    """Sort tuples by hub values, and keep one of those that cost and are allowed the same under one hub value."""
+    pattern = mask if mask is not None else np.zeros((0, len(tuples)), bool)
+    flat = np.ascontiguousarray(values.reshape(-1, len(tuples)).T)
+    seen: dict[tuple[bytes, bytes, bytes], int] = {}
+    heads = np.ascontiguousarray(tuples[:, :hub])
+    pattern = np.ascontiguousarray(pattern.T)
+    for i in range(len(tuples)):
+        seen.setdefault((heads[i].tobytes(), flat[i].tobytes(), pattern[i].tobytes()), i)
+    index = np.array(list(seen.values()), np.int64)
+    order = index[np.lexsort([*tuples[index, :hub].T[::-1]])] if hub else index
+    return tuples[order], values[:, :, order], mask[:, order] if mask is not None else None
