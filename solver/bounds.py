@@ -271,6 +271,40 @@ class Bounder:
                     goal = min(goal, value + self.model.rounding(int(i), len(self.tables)))
         return Raised(bound, reached, estimate, chosen, parts)
 
+    def mixed(self, target: float, ways: int, rounds: int, limited: bool = True) -> Floats:
+        """Bounds in seconds of groups of ``ways`` successive shapes and of every mixture of a group.
+
+        A mixture is bounded by what its members cost at *common* prices and a common tangent, so each group has
+        one vector of prices and one point; the least member speaks for the group in every round.
+        """
+        parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
+        first = np.arange(0, self.shapes.rows, ways)
+        model, limits = self.model.at(first), Limits(self.limits.device[first], self.limits.host)
+        device = np.zeros((len(first), self.rows.moments.shape[1]))
+        host = np.zeros_like(device)
+        point = self.counter.passes(self.least())[first]
+        bound, estimate = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+        for turn in range(rounds):
+            slopes = np.repeat(model.step(point)[1], ways, axis=0)
+            every = [np.repeat(price, ways, axis=0) for price in (device, host)]
+            least, values, _ = self.minimise(parts, hub, self.counter.weights(slopes, *every))
+            pick = first + least.reshape(-1, ways).argmin(axis=1)
+            value = least[pick] + model.fixed - device.sum(axis=1) * limits.device - host.sum(axis=1) * limits.host
+            bound = np.maximum(bound, value)
+            if (bound >= target).all():
+                break
+            rows = self.counter.passes(values)[pick]
+            over, over_host = (part[pick] for part in self.excess(values, limited))
+            fits = (over <= 0).all(axis=1) & (over_host <= 0).all(axis=1)
+            seconds = model.step(rows)[0] + values[pick][:, self.counter.tail].sum(axis=1)
+            estimate = np.where(fits, np.minimum(estimate, seconds), estimate)
+            rate = 1.0 / (turn + 1) if turn < 3 else 0.3
+            point = point + rate * (rows - point)
+            length = stride(value, estimate, target, over, over_host, device, host)
+            device = np.maximum(0.0, device + length * active(over, device) / limits.device[:, None])
+            host = np.maximum(0.0, host + length * active(over_host, host) / limits.host)
+        return bound
+
     def subset(self, index: Ints, with_tables: bool = True) -> Bounder:
         """The same for some of the shapes; without tables it serves the rounds of `dual` only."""
         out = copy(self)

@@ -32,8 +32,9 @@ __all__ = ["Chunk", "Pool"]
 # Grids whose layouts are crossed in at once.
 GRIDS = 24
 # Rounds of the dual for relaxed grids, and for shapes with one moment.
-ROUNDS = 10
+ROUNDS = 12
 GLANCE = 6
+NEAR = 1.1
 # Grids that are relaxed while no target is known, and at once.
 FIRST = 384
 RELAXED = 512
@@ -66,6 +67,8 @@ class Pool:
         self.chunks: list[Chunk] = []
         self.banned: dict[tuple[Any, ...], set[Any]] = {}
         self.waiting: list[tuple[float, Columns]] = []
+        self.asleep: list[tuple[float, Columns]] = []
+        self.shapes_seen = 0
         self.next = 0
         self.layouts = 0
         self.terms: list[Term] = list(TERMS)
@@ -90,12 +93,12 @@ class Pool:
         """Open the next shapes that may be under ``below``; False when there are none."""
         if not self._refill(below):
             return False
-        shapes: Columns | None = None
-        while self.waiting and shapes is None:
-            least, layouts = self.waiting.pop(0)
-            if least < below:
-                shapes = self.source.expand(layouts)
-        if shapes is not None and shapes.rows:
+        if self.asleep and self.asleep[0][0] < below and (not self.waiting or self.asleep[0][0] <= self.waiting[0][0]):
+            shapes = self.asleep.pop(0)[1]
+        else:
+            shapes = self.source.expand(self.waiting.pop(0)[1])
+            self.shapes_seen += shapes.rows
+        if shapes.rows:
             self._open(shapes, below)
         return True
 
@@ -127,12 +130,12 @@ class Pool:
         """Cross the pipelines into the next grids until some layouts wait."""
         if self.objective == "time":
             self._relax(below)
-        while not self.waiting or self.waiting[0][0] >= below:
+        while min(self._least(self.waiting), self._least(self.asleep)) >= below:
             end = self.next
             while end < len(self.order) and end - self.next < GRIDS and self.bound[self.order[end]] < below:
                 end += 1
             if end == self.next:
-                return bool(self.waiting) and self.waiting[0][0] < below
+                return False
             index = np.sort(self.order[self.next : end])
             self.next = end
             layouts = self.source.layouts(index).with_derived(self.job)
@@ -140,7 +143,8 @@ class Pool:
             if not layouts.rows:
                 continue
             bound = self._layout_bounds(layouts)
-            kept = np.flatnonzero(bound < below)
+            # What is not under ``below`` waits too: a later search may ask for more.
+            kept = np.flatnonzero(np.isfinite(bound))
             kept = kept[np.argsort(bound[kept], kind="stable")]
             for start in range(0, len(kept), CHUNK):
                 some = kept[start : start + CHUNK]
@@ -148,9 +152,13 @@ class Pool:
             self.waiting.sort(key=lambda pair: pair[0])
         return True
 
+    @staticmethod
+    def _least(queue: list[tuple[float, Columns]]) -> float:
+        return queue[0][0] if queue else math.inf
+
     def frontier(self) -> float:
         """A bound on everything that is not open yet."""
-        left = [pair[0] for pair in self.waiting]
+        left = [self._least(self.waiting), self._least(self.asleep)]
         if self.next < len(self.order):
             left.append(float(self.bound[self.order[self.next]]))
         return min(left, default=math.inf)
@@ -162,7 +170,13 @@ class Pool:
             self.job, self.features, shapes, Rows(stages, ranks, no_moments(shapes.rows)), tables
         )
         bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(shapes.rows)
-        kept = np.flatnonzero(bound < below)
+        # What is a little over ``below`` is kept at hand for lower ranks, the rest is put away unpriced.
+        near = bound < below * NEAR
+        later = np.flatnonzero(~near & np.isfinite(bound))
+        if len(later):
+            self.asleep.append((float(bound[later].min()), shapes.take(later)))
+            self.asleep.sort(key=lambda pair: pair[0])
+        kept = np.flatnonzero(near)
         n = len(kept)
         if n:
             self.chunks.append(
