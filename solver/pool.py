@@ -20,7 +20,7 @@ from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.coarse import Coarse
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.components import Component, components
-from mbsolve.solver.relaxed import WAYS, least_tables, relaxed_grids
+from mbsolve.solver.relaxed import least_tables, relaxed_grids
 from mbsolve.solver.rows import Rows, first_moments, moment_rows, no_moments, stage_rows
 from mbsolve.solver.shapes import Shapes, shape_rules
 from mbsolve.solver.step_model import kinds_of
@@ -37,7 +37,7 @@ GLANCE = 6
 NEAR = 1.1
 # Grids that are relaxed while no target is known, and at once.
 FIRST = 384
-RELAXED = 512
+RELAXED = 256
 # Seconds or bytes that stand for a target not known yet.
 LARGE = 1e30
 # Layouts that are expanded at once, and shapes that are tightened at once.
@@ -114,13 +114,9 @@ class Pool:
         for start in range(0, len(loose), RELAXED):
             some = loose[start : start + RELAXED]
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
-            shapes, rows, tables, deepest = relaxed_grids(self.job, self.source, part, some, self.tables)
+            shapes, rows, tables, deepest, ways = relaxed_grids(self.job, self.source, part, some, self.tables)
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
-            bound = (
-                bounder.dual(below, limited=self.limited, rounds=ROUNDS)
-                .bound.reshape(-1, len(WAYS))
-                .min(axis=1)
-            )
+            bound = bounder.mixed(below, ways, ROUNDS, limited=self.limited)
             self.bound[some] = np.maximum(self.bound[some], bound)
             self.aimed[some] = min(below, LARGE)
         left = left[np.argsort(self.bound[left], kind="stable")]

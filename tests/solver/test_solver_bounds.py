@@ -136,15 +136,11 @@ def test_no_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
     check_pool(objective, seed)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="each way of a relaxed grid has prices of its own, block recompute mixes the ways"
-)
 def test_relaxed_grids_hold_block_recompute() -> None:
     """Where keeping all layers is too large, replaying some is faster than replaying all."""
     check_pool("time", 4)
 
 
-@pytest.mark.xfail(strict=True, reason="the bubble's weight in quanta is rounded down, the bound's is not")
 def test_bounds_round_the_bubble_as_the_quanta_do() -> None:
     """On three stages a third of a pass is no whole number of thousandths."""
     check_pool("time", 38103)

@@ -49,7 +49,6 @@ def test_quanta_agree_with_floats(seed: int) -> None:
             )
 
 
-@pytest.mark.xfail(strict=True, reason="the bubble's weight in thousandths is rounded to the nearest, not up")
 def test_bubble_rounds_against_the_plan() -> None:
     """Two thirds of a pass are 667 thousandths, a third is 334."""
     job = Job(model=dense(6), machine=load_machine("h100"), gpus=3, gpus_per_node=8, seq_len=2048, gbs=3)
