@@ -137,8 +137,7 @@ def check(
     if found:
         return Verdict(legal=False, verdict="infeasible", violations=found, **notes)
     if unknown:
-        verdict = "undecided" if undecided(job, unknown) else "feasible"
-        return Verdict(legal=True, verdict=verdict, **notes)
+        return Verdict(legal=True, verdict="undecided" if undecided(job, unknown) else "feasible", **notes)
     evaluation = evaluate(job, plan)
     over = _over_budget(job, evaluation)
     return Verdict(
@@ -165,7 +164,9 @@ def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
         ),
     }
     return tuple(
-        Violation(rule=name, because=because[name], source=job.machine.title) for name, ok in held.items() if not ok
+        Violation(rule=name, because=because[name], source=job.machine.title)
+        for name, ok in held.items()
+        if not ok
     )
 
 

@@ -68,8 +68,9 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Job:
         """A copy with some fields changed; what was derived from the old fields is not carried over."""
         out = super().model_copy(update=update, deep=deep)
+        derived: dict[str, Any] = vars(out)
         for name in ("topology", "facts"):
-            out.__dict__.pop(name, None)
+            derived.pop(name, None)
         return out
 
     @property

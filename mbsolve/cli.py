@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mbsolve.solver.beside import Beside
     from mbsolve.constraints.job import Job
+    from mbsolve.solver.beside import Beside
     from mbsolve.solver.outcome import Outcome
 
 OK, BAD_INPUT, NO_PLAN, NO_TIME, INTERRUPTED, INTERNAL = 0, 2, 3, 4, 130, 70

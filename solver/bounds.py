@@ -289,7 +289,12 @@ class Bounder:
             every = [np.repeat(price, ways, axis=0) for price in (device, host)]
             least, values, _ = self.minimise(parts, hub, self.counter.weights(slopes, *every))
             pick = first + least.reshape(-1, ways).argmin(axis=1)
-            value = least[pick] + model.fixed - device.sum(axis=1) * limits.device - host.sum(axis=1) * limits.host
+            value = (
+                least[pick]
+                + model.fixed
+                - device.sum(axis=1) * limits.device
+                - host.sum(axis=1) * limits.host
+            )
             bound = np.maximum(bound, value)
             if (bound >= target).all():
                 break

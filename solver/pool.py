@@ -93,7 +93,11 @@ class Pool:
         """Open the next shapes that may be under ``below``; False when there are none."""
         if not self._refill(below):
             return False
-        if self.asleep and self.asleep[0][0] < below and (not self.waiting or self.asleep[0][0] <= self.waiting[0][0]):
+        if (
+            self.asleep
+            and self.asleep[0][0] < below
+            and (not self.waiting or self.asleep[0][0] <= self.waiting[0][0])
+        ):
             shapes = self.asleep.pop(0)[1]
         else:
             shapes = self.source.expand(self.waiting.pop(0)[1])
@@ -114,7 +118,9 @@ class Pool:
         for start in range(0, len(loose), RELAXED):
             some = loose[start : start + RELAXED]
             part = grids.take(np.arange(start, min(start + RELAXED, len(loose))))
-            shapes, rows, tables, deepest, ways = relaxed_grids(self.job, self.source, part, some, self.tables)
+            shapes, rows, tables, deepest, ways = relaxed_grids(
+                self.job, self.source, part, some, self.tables
+            )
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
             bound = bounder.mixed(below, ways, ROUNDS, limited=self.limited)
             self.bound[some] = np.maximum(self.bound[some], bound)

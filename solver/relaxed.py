@@ -62,14 +62,20 @@ def evenness(model: Model, pp: int, vpp: int, split: Split) -> tuple[float, ...]
     larger share of its layers than the others. 1 where all stages are alike.
     """
     stages = virtual_stages(model, pp, vpp, split)
-    sizes = [[item.kind.ffn for item in stage if item.kind is not None] for stage in stages]
+    sizes: list[list[str]] = [[item.kind.ffn for item in stage if item.kind is not None] for stage in stages]
     out = []
     for ffn in FFNS:
         total, least = sum(s.count(ffn) for s in sizes), 1.0
         for number in range(1, max(len(s) for s in sizes)):
             flags = [replayed(stage, Replay("block", number)) for stage in stages]
-            done = [sum(f for f, k in zip(flag, s, strict=True) if k == ffn) for flag, s in zip(flags, sizes, strict=True)]
-            first = max((d / s.count(ffn) for d, s in zip(done[::pp], sizes[::pp], strict=True) if ffn in s), default=0)
+            done = [
+                sum(int(f) for f, k in zip(flag, s, strict=True) if k == ffn)
+                for flag, s in zip(flags, sizes, strict=True)
+            ]
+            first = max(
+                (d / s.count(ffn) for d, s in zip(done[::pp], sizes[::pp], strict=True) if ffn in s),
+                default=0,
+            )
             if first:
                 least = min(least, sum(done) / total / first)
         out.append(least)
