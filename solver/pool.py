@@ -20,7 +20,7 @@ from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.coarse import Coarse
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.components import Component, components
-from mbsolve.solver.relaxed import least_tables, relaxed_grids
+from mbsolve.solver.relaxed import FAMILIES, family_of, family_ways, least_tables, relaxed_grids
 from mbsolve.solver.rows import Rows, first_moments, moment_rows, no_moments, stage_rows
 from mbsolve.solver.shapes import Shapes, shape_rules
 from mbsolve.solver.step_model import kinds_of
@@ -83,6 +83,7 @@ class Pool:
             self.coarse = Coarse(job, objective, self.limited, self.kinds, grids, self.tables, vpps)
             self.bound = self.coarse.grids(grids)
         self.aimed = np.full(len(self.bound), -math.inf)
+        self.family = np.zeros((len(self.bound), len(FAMILIES)))
         finite = np.flatnonzero(np.isfinite(self.bound))
         self.order = finite[np.argsort(self.bound[finite], kind="stable")]
 
@@ -122,11 +123,31 @@ class Pool:
                 self.job, self.source, part, some, self.tables
             )
             bounder = Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
-            bound = bounder.mixed(below, ways, ROUNDS, limited=self.limited)
-            self.bound[some] = np.maximum(self.bound[some], bound)
+            at = np.arange(shapes.rows).reshape(len(some), len(ways))
+            single = part.array("pp") == 1
+            for f, members in enumerate(family_ways(ways).values()):
+                mine = single if FAMILIES[f] == "offload" else np.ones(len(some), bool)
+                self.family[some[~mine], f] = math.inf
+                if not mine.any() or not self._has_family(FAMILIES[f]):
+                    self.family[some, f] = math.inf
+                    continue
+                view = bounder.subset(at[mine][:, members].ravel())
+                if len(members) == 1:
+                    bound = view.dual(below, rounds=ROUNDS, limited=self.limited).bound
+                else:
+                    bound = view.mixed(below, len(members), ROUNDS, limited=self.limited)
+                self.family[some[mine], f] = np.maximum(self.family[some[mine], f], bound)
+            self.bound[some] = np.maximum(self.bound[some], self.family[some].min(axis=1))
             self.aimed[some] = min(below, LARGE)
         left = left[np.argsort(self.bound[left], kind="stable")]
         self.order[self.next :] = left
+
+    def _has_family(self, name: str) -> bool:
+        """Whether the demands leave any shape of a family."""
+        domains = self.source.demands.domains
+        if name == "offload":
+            return max(domains["activation_offload_layers"], default=0) > 0
+        return name in domains["recompute_method"]
 
     def _refill(self, below: float) -> bool:
         """Cross the pipelines into the next grids until some layouts wait."""
@@ -166,18 +187,27 @@ class Pool:
         return min(left, default=math.inf)
 
     def _open(self, shapes: Columns, below: float) -> None:
+        known = self.family[shapes.codes["grid"], family_of(shapes)]
+        far = np.flatnonzero((known >= below * NEAR) & np.isfinite(known))
+        if len(far):
+            self._put_away(shapes.take(far), float(known[far].min()))
+        open_ = known < below * NEAR
+        shapes, known = shapes.take(open_), known[open_]
+        if not shapes.rows:
+            return
         stages, ranks = stage_rows(self.job, shapes)
         tables = term_tables(self.features, shapes, self.terms)
         bounder = Bounder(
             self.job, self.features, shapes, Rows(stages, ranks, no_moments(shapes.rows)), tables
         )
-        bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(shapes.rows)
+        bound = known
+        if self.objective == "time":
+            bound = np.maximum(known, bounder.cheap()[0])
         # What is a little over ``below`` is kept at hand for lower ranks, the rest is put away unpriced.
         near = bound < below * NEAR
         later = np.flatnonzero(~near & np.isfinite(bound))
         if len(later):
-            self.asleep.append((float(bound[later].min()), shapes.take(later)))
-            self.asleep.sort(key=lambda pair: pair[0])
+            self._put_away(shapes.take(later), float(bound[later].min()))
         kept = np.flatnonzero(near)
         n = len(kept)
         if n:
@@ -195,6 +225,10 @@ class Pool:
                     [None] * n,
                 )
             )
+
+    def _put_away(self, shapes: Columns, bound: float) -> None:
+        self.asleep.append((bound, shapes))
+        self.asleep.sort(key=lambda pair: pair[0])
 
     def ban(self, keys: Sequence[tuple[Any, ...]]) -> None:
         """Let no plan have one of these keys (`tie.key_of`); bounds of the shapes concerned are taken up again."""

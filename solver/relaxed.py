@@ -54,6 +54,24 @@ def ways_of(model: Model, offload: bool) -> list[Way]:
     return [Way(s, none) for s in some] + [Way(none, s) for s in some if s and offload]
 
 
+# What a shape does with whole layers; each is bounded on its own.
+FAMILIES = ("none", "uniform", "block", "offload")
+
+
+def family_ways(ways: Sequence[Way]) -> dict[str, list[int]]:
+    """The ways that the shapes of each family mix."""
+    kept = [i for i, w in enumerate(ways) if not w.sent]
+    sent = [i for i, w in enumerate(ways) if w.sent]
+    return {"none": [0], "uniform": kept[-1:], "block": kept, "offload": [0, *sent]}
+
+
+def family_of(shapes: Columns) -> Ints:
+    """The position in ``FAMILIES`` of each full shape."""
+    method = shapes.array("recompute_method")
+    offload = shapes.array("activation_offload_layers") > 0
+    return np.where(offload, 3, np.where(method == "uniform", 1, np.where(method == "block", 2, 0)))
+
+
 @lru_cache(maxsize=65536)
 def evenness(model: Model, pp: int, vpp: int, split: Split) -> tuple[float, ...]:
     """For each of ``FFNS``: the least share of layers replayed anywhere for a layer replayed on the first rank.
@@ -126,8 +144,8 @@ def grid_evenness(job: Job, source: Shapes, grids: Columns) -> Floats:
 
 def relaxed_grids(
     job: Job, source: Shapes, grids: Columns, index: Ints, least: Sequence[TermTable]
-) -> tuple[Columns, Rows, list[TermTable], Ints, int]:
-    """Relaxed shapes of some grids, the most that their pipelines interleave, and the number of ways.
+) -> tuple[Columns, Rows, list[TermTable], Ints, list[Way]]:
+    """Relaxed shapes of some grids, the most that their pipelines interleave, and the ways.
 
     The shapes of a grid follow one another, one for each way. ``least`` are the `least_tables` of all grids, of
     which ``grids`` are those at ``index``.
@@ -154,7 +172,7 @@ def relaxed_grids(
         _moments(job, top, gone, sent, unit),
     )
     deepest = np.array([source.deepest(int(p)) for p in shapes.array("pp")], np.int64)
-    return shapes, rows, tables, deepest, len(ways)
+    return shapes, rows, tables, deepest, ways
 
 
 def least_tables(

@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from mbsolve.constraints.vocabulary import FEATURES
+from mbsolve.constraints.vocabulary import FEATURES, SHAPE
 from mbsolve.solver.cpsat import INFEASIBLE, OPTIMAL
 from mbsolve.solver.encode import Master
 from mbsolve.solver.found import Found, InternalError, OutOfTime
 from mbsolve.solver.session import Session
 from mbsolve.solver.tables import Features
-from mbsolve.solver.tie import KEY_SHAPE, feature_order, shape_order, unusual
-
-_SHAPE_NAMES = frozenset(n for n in KEY_SHAPE) | {
-    "split",
-    "sequence_parallel",
-    "recompute_method",
-    "recompute_num_layers",
-    "ep_overlap",
-}
+from mbsolve.solver.tie import feature_order, shape_order, unusual
 
 
 def settle(session: Session, top: Found, exclude: Sequence[tuple[Any, ...]], batch: int) -> Found:
@@ -96,7 +88,7 @@ def _oddness(features: Features, master: Master) -> tuple[Any, Any]:
     rows = [master.shapes.row(i) for i in range(master.shapes.rows)]
     for i, row in enumerate(rows):
         lits.append(master.shape[i])
-        weights.append(sum(unusual(n, v) for n, v in row.items() if n in _SHAPE_NAMES))
+        weights.append(sum(unusual(n, v) for n, v in row.items() if n in SHAPE))
     for name in FEATURES:
         for z, v in zip(master.literals[name], features.values[name], strict=True):
             if unusual(name, v):
