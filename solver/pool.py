@@ -34,7 +34,7 @@ GRIDS = 24
 # Rounds of the dual for relaxed grids, and for shapes with one moment.
 ROUNDS = 12
 GLANCE = 6
-NEAR = 1.1
+NEAR = 1.02
 # Grids that are relaxed while no target is known, and at once.
 FIRST = 384
 RELAXED = 256
