@@ -24,6 +24,9 @@ from mbsolve.solver.tables import Features, Floats, TermTable
 
 __all__ = ["CLAUSES", "Literal", "Master", "Row"]
 
+# Quanta that no step and no memory reaches (12 hours, 4 PiB); sums of them stay within 63 bits.
+LONGEST = LARGEST = 1 << 42
+
 
 @dataclass
 class Row:
@@ -138,7 +141,7 @@ class Master(Decisions):
         limit, host_limit = memory_limits(self.job)
         factor, context = reserved_permille(), self.context()
         if unlimited:
-            limit = host_limit = 1 << 40
+            limit = host_limit = LARGEST
         peak = self.model.new_int_var(0, max(limit, 0), "peak") if peak_wanted else None
         for row in self.memory_rows():
             for j in range(self.shapes.rows):

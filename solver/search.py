@@ -23,7 +23,7 @@ from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.canonical import CANONICAL
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.solver.cpsat import FEASIBLE, INFEASIBLE, OPTIMAL
-from mbsolve.solver.encode import Master
+from mbsolve.solver.encode import LARGEST, LONGEST, Master
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime, key_str
 from mbsolve.solver.session import Session
 from mbsolve.solver.settle import settle
@@ -204,8 +204,8 @@ class Search(Session):
         if upper < math.inf:
             return int(upper) - 1
         if self.objective == "memory":
-            return memory_limits(self.job)[0] if self.limited else 1 << 36
-        return 1 << 40
+            return memory_limits(self.job)[0] if self.limited else LARGEST
+        return LONGEST
 
     def _post(self, master: Master, exclude: Sequence[tuple[Any, ...]], most: int) -> Any:
         """Budgets, objective and exclusions; returns the objective's variable."""

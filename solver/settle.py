@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 
 from mbsolve.constraints.vocabulary import FEATURES, SHAPE
 from mbsolve.solver.cpsat import INFEASIBLE, OPTIMAL
-from mbsolve.solver.encode import Master
+from mbsolve.solver.encode import LONGEST, Master
 from mbsolve.solver.found import Found, InternalError, OutOfTime
 from mbsolve.solver.session import Session
 from mbsolve.solver.tables import Features
@@ -50,7 +50,7 @@ def _settle_in(
     session.exclude(master, exclude)
     with session.building():
         peak = master.post_memory(peak_wanted=True, unlimited=not session.limited)
-        step = master.post_time(1 << 40 if session.objective == "memory" else score)
+        step = master.post_time(LONGEST if session.objective == "memory" else score)
     goal, other = (step, peak) if session.objective == "time" else (peak, step)
     model.add(goal <= score)
     model.minimize(other)
