@@ -44,13 +44,15 @@ class DemandError(ValueError):
 class Demands:
     """What the user asked for, as restrictions of domains.
 
-    ``derived`` holds demands on sizes that follow from others (``dp``, ``edp``).
+    ``derived`` holds demands on sizes that follow from others (``dp``, ``edp``); ``fixed`` names the decisions
+    that were given a value.
     """
 
     domains: Domains
     split: Split | None = None
     no_layout: bool = False
     derived: dict[str, int] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
 
 
 def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] = ()) -> Demands:
@@ -76,7 +78,8 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
         _forbid(text, out)
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None
     chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None}
-    return Demands(out, Split(**chosen) if chosen else None, no_layout, derived)
+    fixed_names = frozenset(n for n, values in out.items() if values != dom[n] and len(values) == 1)
+    return Demands(out, Split(**chosen) if chosen else None, no_layout, derived, fixed_names)
 
 
 def _fix(name: str, value: Any, out: Domains, split: dict[str, Any], derived: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.demands import Demands, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.quantised import memory_limits
@@ -53,12 +53,21 @@ def hard_rules(job: Job) -> list[Rule]:
     return [*law, *CANONICAL]
 
 
+# Canonical rules that leave out what a user may still ask for by name: legal, if redundant or unusual.
+_YIELDING = frozenset({"canonical-recompute-layers", "canonical-recompute-moe", "canonical-recompute-block"})
+
+
+def _overruled(rule: Rule, demands: Demands) -> bool:
+    """Whether a canonical rule yields to a value that the user fixed."""
+    return rule.id in _YIELDING and bool(set(rule.scope) & demands.fixed)
+
+
 @dataclass
 class Search(Session):
     """One search: a session, and the plans found in it; without ``rules`` it takes `hard_rules`."""
 
     def __post_init__(self) -> None:
-        self.rules = self.rules or hard_rules(self.job)
+        self.rules = self.rules or [r for r in hard_rules(self.job) if not _overruled(r, self.demands)]
         self.known: dict[tuple[Any, ...], Found] = {}
         super().__post_init__()
 

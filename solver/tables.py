@@ -127,6 +127,8 @@ def feature_space(job: Job, domains: Domains, rules: Iterable[Rule]) -> Features
             values[name] = tuple(v for v in values[name] if rule.holds(job.facts, {name: v}))
         else:
             pure.append(rule)
+    if any(not allowed for allowed in values.values()):
+        return Features(job, values, (), ())
     tables = []
     for rule in pure:
         table = _rule_table(job, rule, rule.scope, values, {})
