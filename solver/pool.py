@@ -68,7 +68,6 @@ class Pool:
         self.banned: dict[tuple[Any, ...], set[Any]] = {}
         self.waiting: list[tuple[float, Columns]] = []
         self.asleep: list[tuple[float, Columns]] = []
-        self.shapes_seen = 0
         self.next = 0
         self.layouts = 0
         self.terms: list[Term] = list(TERMS)
@@ -102,7 +101,6 @@ class Pool:
             shapes = self.asleep.pop(0)[1]
         else:
             shapes = self.source.expand(self.waiting.pop(0)[1])
-            self.shapes_seen += shapes.rows
         if shapes.rows:
             self._open(shapes, below)
         return True
