@@ -71,7 +71,8 @@ def solve(
     if not search.pool.empty:
         try:
             for _ in range(max(1, top)):
-                found = search.best(_keys(plans), floor=plans[-1].score(objective) if plans else 0)
+                floor = plans[-1].score(objective) if plans else 0
+                found = search.best(_keys(plans), floor, ahead=max(1, top) - len(plans))
                 if found is None:
                     break
                 plans.append(found)
@@ -132,7 +133,7 @@ def _outcome(
         statistics=Statistics(
             raw_space=raw,
             layouts=search.pool.layouts,
-            excluded=len(search.pool.bound) - search.pool.next,
+            excluded=search.pool.grids.untouched() if search.pool.grids is not None else 0,
             **search.statistics,
         ),
     )

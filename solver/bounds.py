@@ -9,17 +9,16 @@ are relaxed to what they allow inside each, which keeps the bound valid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.device import reserved_factor
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.components import HUB, Component, components
-from mbsolve.solver.joining import Banned, Joiner, first_legal
 from mbsolve.solver.prices import active, stride
 from mbsolve.solver.rows import Rows
 from mbsolve.solver.step_model import (
@@ -30,6 +29,7 @@ from mbsolve.solver.step_model import (
     collectives,
     constant,
     kinds_of,
+    leading,
     least_values,
     limits_of,
     soft_max,
@@ -39,7 +39,6 @@ from mbsolve.solver.tables import Bools, Features, Floats, TermTable
 __all__ = [
     "HUB",
     "PASS_ROWS",
-    "Banned",
     "Bounder",
     "Component",
     "Counter",
@@ -58,31 +57,27 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Raised:
-    """What `Bounder.dual` found, one entry for each shape.
+    """What `Bounder.dual` found, one entry for each group of shapes.
 
     Parameters
     ----------
     bound : seconds; infinite where no feature tuple is legal.
-    reached : the target that the bound was raised towards; less than asked where a better plan was found first.
     estimate : seconds of the best relaxed minimiser that fits, infinite where none did.
     chosen : the tuple of each of ``parts`` for that minimiser.
+    parts, hub : the components of the shapes.
+    left : groups that were not given up early.
+    slopes : the tangent of each of these at its last point.
+    prices : (groups, 2, moments) last prices.
     """
 
     bound: Floats
-    reached: Floats
     estimate: Floats
     chosen: Ints
     parts: list[Component]
-
-
-def _leading(counts: Floats, low: Floats, high: Floats) -> Ints:
-    """Rows that no other row exceeds for every kind value between ``low`` and ``high``."""
-    keep: list[int] = []
-    for i in np.argsort(-(counts @ (low + high)), kind="stable"):
-        more = counts[i] - counts[keep]
-        if not keep or ((np.maximum(more, 0) @ high - np.maximum(-more, 0) @ low) > 0).all():
-            keep.append(int(i))
-    return np.array(sorted(keep), np.int64)
+    hub: Ints
+    left: Ints
+    slopes: Floats
+    prices: Floats
 
 
 class Bounder:
@@ -111,6 +106,7 @@ class Bounder:
         self.counter = Counter(self.kinds, rows)
         self.model = StepModel(shapes, rows.ranks, collectives(job, shapes, self.tables), vpp)
         self.limits = limits_of(job, self.tables, shapes.rows)
+        self.context = constant(self.tables, "context_bytes", shapes.rows)
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
         self._least: dict[bool, Floats] = {} if least is None else {False: least}
@@ -123,17 +119,19 @@ class Bounder:
             )
         return self._least[most]
 
-    def cheap(self) -> tuple[Floats, Floats, Floats]:
-        """(seconds, device bytes over the limit, host bytes over the limit) with every term at its least."""
+    def cheap(self, ways: int = 1) -> tuple[Floats, Floats, Floats]:
+        """(seconds, device bytes, host bytes) that groups and their mixtures take at least, every term at its least."""
         values = self.least()
-        seconds, _ = self.model.step(self.counter.passes(values))
+        rows, tail = self.counter.passes(values), values[:, self.counter.tail].sum(axis=1)
         device, host = self.counter.memory(values)
-        tail = values[:, self.counter.tail].sum(axis=1)
-        return (
-            seconds + tail,
-            device.max(axis=1) - self.limits.device,
-            host.max(axis=1) - self.limits.host,
-        )
+        model = self.model
+        if ways > 1:
+            # The step is convex: a mixture may be faster than its members, but no row of it is below theirs.
+            rows, tail, device, host = (
+                v.reshape(-1, ways, *v.shape[1:]).min(axis=1) for v in (rows, tail, device, host)
+            )
+            model = model.at(np.arange(0, len(values), ways))
+        return model.step(rows)[0] + tail, device.max(axis=1), host.max(axis=1)
 
     def binding(self, everything: bool = False) -> Bools:
         """(shapes, moments): those that may decide whether a shape fits.
@@ -153,7 +151,7 @@ class Bounder:
         pairs = [*self.counter.device, *self.counter.host]
         kinds, columns = [k for k, _ in pairs], [c for _, c in pairs]
         found = [
-            rows[_leading(rows[:, columns].astype(float), low[i, kinds], high[i, kinds])]
+            rows[leading(rows[:, columns].astype(float), low[i, kinds], high[i, kinds])]
             for i, rows in enumerate(self.rows.moments)
         ]
         out = np.zeros((len(found), max(len(f) for f in found), self.rows.moments.shape[2]), np.int64)
@@ -199,116 +197,66 @@ class Bounder:
         target: float,
         rounds: int = 14,
         limited: bool = True,
-        legal: Callable[[int, Ints], bool] | None = None,
-        banned: Sequence[frozenset[Banned]] | None = None,
+        ways: int = 1,
+        prices: Floats | None = None,
     ) -> Raised:
-        """Raise the bounds towards ``target`` seconds.
+        """Raise the bounds of groups of ``ways`` successive shapes, and of every mixture of a group.
+
+        A mixture is bounded by what its members cost at *common* prices and a common tangent, so each group has
+        one vector of prices and one point; the least member speaks for the group in every round.
 
         Parameters
         ----------
-        target : seconds; shapes whose bound reaches it are done.
+        target : seconds; groups whose bound reaches it are done.
         rounds : steps of the prices.
         limited : whether the memory budgets count.
-        legal : (shape, tuple of each component) -> whether all rules hold; with it, what stays under the target
-            is searched exactly.
-        banned : for each shape, the key features that a plan of it must not have.
+        ways : shapes in a group.
+        prices : (groups, 2, moments) prices on device and host memory to begin with, in seconds a byte.
         """
         parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
-        n = self.shapes.rows
+        n = self.shapes.rows // ways
         bound, estimate = np.full(n, -np.inf), np.full(n, np.inf)
         chosen = np.zeros((n, len(parts)), np.int64)
-        reached = np.full(n, target)
         view, mine, left = self, parts, np.arange(n)
-        device = np.zeros(self.rows.moments.shape[:2])
-        host = np.zeros_like(device)
-        point = self.counter.passes(self.least())
+        first = np.arange(0, n * ways, ways)
+        model, room = self.model.at(first), self.limits.device[first]
+        prices = np.zeros((n, 2, self.rows.moments.shape[1])) if prices is None else prices.copy()
+        device, host = prices[:, 0], prices[:, 1]
+        point = self.counter.passes(self.least()[first], first)
         for turn in range(rounds):
-            slopes = view.model.step(point)[1]
-            least, values, pick = view.minimise(mine, hub, view.counter.weights(slopes, device, host))
+            every = [model.step(point)[1], device, host]
+            least, values, pick = view.minimise(
+                mine, hub, view.counter.weights(*(np.repeat(e, ways, axis=0) for e in every))
+            )
+            best = np.arange(0, len(least), ways) + least.reshape(-1, ways).argmin(axis=1)
+            values = values[best]
             value = (
-                least
-                + view.model.fixed
-                - device.sum(axis=1) * view.limits.device
-                - host.sum(axis=1) * view.limits.host
+                least[best] + model.fixed - device.sum(axis=1) * room - host.sum(axis=1) * view.limits.host
             )
             bound[left] = np.maximum(bound[left], value)
-            rows = view.counter.passes(values)
-            seconds = view.model.step(rows)[0] + values[:, view.counter.tail].sum(axis=1)
-            over, over_host = view.excess(values, limited)
+            rows = view.counter.passes(values, best)
+            seconds = model.step(rows)[0] + values[:, view.counter.tail].sum(axis=1)
+            over, over_host = view.excess(values, best, limited)
             fits = (over <= 0).all(axis=1) & (over_host <= 0).all(axis=1)
             better = fits & (seconds < estimate[left])
             estimate[left[better]] = seconds[better]
-            chosen[left[better]] = pick[better]
+            chosen[left[better]] = pick[best][better]
             going = (bound[left] < target) & np.isfinite(bound[left])
             if not going.any() or turn == rounds - 1:
                 break
             rate = 1.0 / (turn + 1) if turn < 3 else 0.3
             point = point + rate * (rows - point)
             length = stride(value, estimate[left], target, over, over_host, device, host)
-            device = np.maximum(0.0, device + length * active(over, device) / view.limits.device[:, None])
+            device = np.maximum(0.0, device + length * active(over, device) / room[:, None])
             host = np.maximum(0.0, host + length * active(over_host, host) / view.limits.host)
+            prices[left, 0], prices[left, 1] = device, host
             if going.sum() < 0.7 * len(left):
                 keep = np.flatnonzero(going)
-                view, mine = view.subset(keep, with_tables=False), [p.take(keep) for p in mine]
+                members = (keep[:, None] * ways + np.arange(ways)).ravel()
+                view, mine = view.subset(members, with_tables=False), [p.take(members) for p in mine]
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
-        if legal is not None and np.isfinite(target):
-            slopes = view.model.step(point)[1]
-            joiner = Joiner(view.features, view.kinds, view.rows, view.model, view.limits)
-            goal = target
-            for k in np.argsort(bound[left], kind="stable"):
-                i = left[k]
-                if bound[i] < target:
-                    reached[i] = goal
-                if not bound[i] < goal:
-                    continue
-                out = banned[int(i)] if banned is not None else frozenset()
-                found = joiner.choices(int(k), goal, mine, hub, slopes[k], out)
-                value, best = first_legal(found, partial(legal, int(i)))
-                # Nothing under the goal says no more than that: a later search may aim higher.
-                bound[i] = max(bound[i], min(value, goal))
-                if best is not None:
-                    estimate[i], chosen[i] = value, best
-                    goal = min(goal, value + self.model.rounding(int(i), len(self.tables)))
-        return Raised(bound, reached, estimate, chosen, parts)
-
-    def mixed(self, target: float, ways: int, rounds: int, limited: bool = True) -> Floats:
-        """Bounds in seconds of groups of ``ways`` successive shapes and of every mixture of a group.
-
-        A mixture is bounded by what its members cost at *common* prices and a common tangent, so each group has
-        one vector of prices and one point; the least member speaks for the group in every round.
-        """
-        parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
-        first = np.arange(0, self.shapes.rows, ways)
-        model, limits = self.model.at(first), Limits(self.limits.device[first], self.limits.host)
-        device = np.zeros((len(first), self.rows.moments.shape[1]))
-        host = np.zeros_like(device)
-        point = self.counter.passes(self.least())[first]
-        bound, estimate = np.full(len(first), -np.inf), np.full(len(first), np.inf)
-        for turn in range(rounds):
-            slopes = np.repeat(model.step(point)[1], ways, axis=0)
-            every = [np.repeat(price, ways, axis=0) for price in (device, host)]
-            least, values, _ = self.minimise(parts, hub, self.counter.weights(slopes, *every))
-            pick = first + least.reshape(-1, ways).argmin(axis=1)
-            value = (
-                least[pick]
-                + model.fixed
-                - device.sum(axis=1) * limits.device
-                - host.sum(axis=1) * limits.host
-            )
-            bound = np.maximum(bound, value)
-            if (bound >= target).all():
-                break
-            rows = self.counter.passes(values)[pick]
-            over, over_host = (part[pick] for part in self.excess(values, limited))
-            fits = (over <= 0).all(axis=1) & (over_host <= 0).all(axis=1)
-            seconds = model.step(rows)[0] + values[pick][:, self.counter.tail].sum(axis=1)
-            estimate = np.where(fits, np.minimum(estimate, seconds), estimate)
-            rate = 1.0 / (turn + 1) if turn < 3 else 0.3
-            point = point + rate * (rows - point)
-            length = stride(value, estimate, target, over, over_host, device, host)
-            device = np.maximum(0.0, device + length * active(over, device) / limits.device[:, None])
-            host = np.maximum(0.0, host + length * active(over_host, host) / limits.host)
-        return bound
+                model, room = model.at(keep), room[keep]
+        return Raised(bound, estimate, chosen, parts, hub, left, model.step(point)[1], prices)
 
     def subset(self, index: Ints, with_tables: bool = True) -> Bounder:
         """The same for some of the shapes; without tables it serves the rounds of `dual` only."""
@@ -318,27 +266,32 @@ class Bounder:
             out.shapes = self.shapes.take(index)
             out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
         out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
-        out.limits = Limits(self.limits.device[index], self.limits.host)
+        out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
         out._least = {most: values[index] for most, values in self._least.items()}
         return out
 
-    def excess(self, values: Floats, limited: bool) -> tuple[Floats, Floats]:
-        """How far each moment is over the limits of device and host, relative to them."""
-        device, host = self.counter.memory(values)
-        over = (device - self.limits.device[:, None]) / self.limits.device[:, None]
-        over_host = (host - self.limits.host) / self.limits.host
+    def excess(self, values: Floats, index: Ints, limited: bool) -> tuple[Floats, Floats]:
+        """How far each moment of some shapes is over the limits of device and host, relative to them."""
+        device, host = self.counter.memory(values, index)
+        room = self.limits.device[index, None]
+        over, over_host = (device - room) / room, (host - self.limits.host) / self.limits.host
         return (over, over_host) if limited else (np.minimum(over, 0.0), np.minimum(over_host, 0.0))
 
-    def least_peak(self) -> Floats:
-        """Bytes that the fullest moment of each shape cannot go below: each moment minimised on its own."""
+    def least_peak(self, ways: int = 1) -> Floats:
+        """Peak that each group cannot go below, in bytes: each moment is minimised on its own."""
         parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
         flat = np.zeros((*self.rows.stages.shape[:2], len(PASS_ROWS)))
         none = np.zeros(self.rows.moments.shape[:2])
-        out = np.zeros(self.shapes.rows)
+        out = np.zeros(self.shapes.rows // ways)
         for r in range(self.rows.moments.shape[1]):
             device = none.copy()
             device[:, r] = 1.0
             weights = self.counter.weights(flat, device, none)
             weights[:, self.counter.tail] = 0.0
-            out = np.maximum(out, self.minimise(parts, hub, weights)[0])
-        return out
+            least = self.minimise(parts, hub, weights)[0]
+            out = np.maximum(out, least.reshape(-1, ways).min(axis=1))
+        return self.peak(out, ways)
+
+    def peak(self, device: Floats, ways: int = 1) -> Floats:
+        """Peak in bytes of groups that hold so many allocated bytes at their fullest moment."""
+        return device * reserved_factor() + self.context[::ways]

@@ -1,4 +1,4 @@
-"""Bounds of grids and layouts before the dual looks at them: every term at its least over the features."""
+"""Bounds of layouts before their modes are crossed in: every term at its least over the features."""
 
 from __future__ import annotations
 
@@ -8,79 +8,61 @@ from collections.abc import Sequence
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
-from mbsolve.constraints.vocabulary import Split
+from mbsolve.constraints.memory.device import reserved_factor
 from mbsolve.solver.columns import Columns
+from mbsolve.solver.relaxed import Way
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments, stage_rows
 from mbsolve.solver.step_model import (
-    PASS_ROWS,
     Counter,
     StepModel,
     collectives,
+    constant,
+    kinds_of,
     least_values,
     limits_of,
 )
-from mbsolve.solver.tables import Floats, TermTable
-
-# Counts of resident bytes that every layer brings, whatever rank it is on.
-_SPREAD = ("dense", "moe")
+from mbsolve.solver.tables import Features, Floats, TermTable
 
 
 class Coarse:
-    """Coarse bounds of the grids of a job and of their layouts, in the unit of the objective.
+    """Coarse bounds of the layouts of a job in one family, in the unit of the objective.
 
     Parameters
     ----------
-    job, objective : what is asked, and whether ``time`` or ``memory`` is minimised.
+    job, features, objective : what is asked, and whether ``time`` or ``memory`` is minimised.
     limited : whether what is too large is out.
-    kinds : as `step_model.kinds_of` numbers them.
-    grids, tables : all grids with their derived sizes, and their `relaxed.least_tables`.
-    vpps : numbers of virtual stages that may be tried.
+    grids, tables : all grids with their derived sizes, and their term tables at the least over the family.
+    ways : the ways that the family mixes.
     """
 
     def __init__(
         self,
         job: Job,
+        features: Features,
         objective: str,
         limited: bool,
-        kinds: dict[tuple[str, str], int],
         grids: Columns,
         tables: Sequence[TermTable],
-        vpps: Sequence[int],
+        ways: Sequence[Way],
     ) -> None:
-        self.job, self.objective, self.limited, self.kinds, self.vpps = job, objective, limited, kinds, vpps
-        self.least = least_values(tables, kinds, grids.rows)
+        self.job, self.objective, self.limited = job, objective, limited
+        self.kinds = kinds_of([t.term for t in tables])
+        full = np.full(grids.rows, all(w.full for w in ways))
+        self.least = least_values(tables, self.kinds, grids.rows, False, features, full)
         self.fixed = collectives(job, grids, tables)
         self.limit = limits_of(job, tables, grids.rows).device
-
-    def grids(self, grids: Columns) -> Floats:
-        """A bound on the objective for each grid, all layers spread evenly over the pipeline; infinite if too large."""
-        stages = virtual_stages(self.job.model, 1, 1, Split())
-        whole = stage_counts(stages, 1, Replay())
-        pp = grids.array("pp").astype(float)
-        rows = np.zeros((grids.rows, 1, len(PASS_ROWS)))
-        static = np.zeros(grids.rows)
-        for (row, per), kind in self.kinds.items():
-            if row in PASS_ROWS and per in whole:
-                rows[:, 0, PASS_ROWS.index(row)] += self.least[:, kind] * whole[per] / pp
-            elif row == "device_bytes" and per in _SPREAD:
-                static += self.least[:, kind] * whole[per] / pp
-        deepest = np.minimum(max(self.vpps), np.ceil((self.job.model.num_layers + 2) / pp))
-        step = StepModel(grids, np.ones((grids.rows, 1), np.int64), self.fixed, vpp=np.maximum(deepest, 1.0))
-        seconds = step.step(rows)[0] + self._tail(self.least)
-        memory = np.maximum(static, self._transient(self.least, "moe" if self.job.model.is_moe else "dense"))
-        bound = seconds if self.objective == "time" else memory
-        return np.where(memory <= self.limit, bound, math.inf) if self.limited else bound
+        self.context = constant(tables, "context_bytes", grids.rows)
+        # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
+        self.method = "uniform" if len(ways) == 1 and ways[0].full else "none"
 
     def layouts(self, layouts: Columns) -> Floats:
         """A bound on the objective for each layout, with its real stages but every term at its least."""
         grid = layouts.codes["grid"]
         least = self.least[grid]
-        stages, ranks = stage_rows(self.job, layouts, layouts_only=True)
+        stages, ranks = stage_rows(self.job, self._with_mode(layouts))
         counter = Counter(self.kinds, Rows(stages, ranks, no_moments(layouts.rows)))
-        seconds = StepModel(layouts, ranks, self.fixed[grid]).step(counter.passes(least))[0] + self._tail(
-            least
-        )
+        seconds = StepModel(layouts, ranks, self.fixed[grid]).step(counter.passes(least))[0]
+        seconds = seconds + self._tail(least)
         memory = np.zeros(stages.shape[:2])
         for (row, per), kind in self.kinds.items():
             if (
@@ -97,8 +79,20 @@ class Coarse:
             stages[:, :, STAGE_COLUMN["head"]] > 0
         )
         fullest = (memory + np.maximum(extra, loss)).max(axis=1)
-        bound = seconds if self.objective == "time" else fullest
+        bound = seconds if self.objective == "time" else fullest * reserved_factor() + self.context[grid]
         return np.where(fullest <= self.limit[grid], bound, math.inf) if self.limited else bound
+
+    def _with_mode(self, layouts: Columns) -> Columns:
+        """The layouts with whatever all shapes of the family do to whole layers."""
+        zeros = np.zeros(layouts.rows, np.int64)
+        mode = {
+            "recompute_method": [self.method],
+            "recompute_num_layers": [int(self.method == "uniform")],
+            "activation_offload_layers": [0],
+        }
+        return Columns(
+            {**layouts.values, **mode}, {**layouts.codes, **dict.fromkeys(mode, zeros)}, layouts.rows
+        )
 
     def _value(self, least: Floats, row: str, per: str) -> Floats:
         kind = self.kinds.get((row, per))

@@ -170,6 +170,18 @@ def _component(
     )
 
 
+def linked(features: Features, parts: Sequence[Component]) -> frozenset[str]:
+    """Free features that some rule ties to a feature of another component."""
+    home = {name: c for c, part in enumerate(parts) for name in part.names if name not in HUB}
+    scopes = [scope for scope, _ in features.pure] + [split_scope(r.scope)[1] for r in features.mixed]
+    out: set[str] = set()
+    for scope in scopes:
+        free = [name for name in scope if name in home]
+        if len({home[name] for name in free}) > 1:
+            out.update(free)
+    return frozenset(out)
+
+
 def _collapse(
     tuples: Ints, values: Floats, mask: Bools | None, hub: int
 ) -> tuple[Ints, Floats, Bools | None]:

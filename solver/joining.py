@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.solver.columns import Ints
-from mbsolve.solver.components import HUB, Component
+from mbsolve.solver.components import HUB, Component, linked
 from mbsolve.solver.rows import Rows
-from mbsolve.solver.step_model import Counter, Limits, StepModel
+from mbsolve.solver.step_model import Counter, Limits, StepModel, leading
 from mbsolve.solver.tables import Features, Floats
 
 # Partial choices times tuples beyond which a shape is left to CP-SAT.
@@ -22,11 +23,37 @@ TRIED: Final = 48
 OFFLOAD: Final = "optimizer_offload_fraction"
 
 # Key features of a plan (`tie.KEY_FEATURES`): granularity, dispatcher, whether the optimizer is offloaded.
-Banned = tuple[str, str, bool]
+Key = tuple[str, str, bool]
+KEY_HUB: Final = ("recompute_granularity", "dispatcher")
+
+# The tuples of a component under one hub tuple: seconds, bytes at every moment, and their numbers.
+Choice = tuple[Floats, Floats, Ints]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The choices of a shape with one key under some seconds, least first.
+
+    Parameters
+    ----------
+    seconds, tuples : step of each choice, and its tuple of each component.
+    cut : nothing that is not listed is faster than this.
+    """
+
+    seconds: Floats
+    tuples: Ints
+    cut: float
+
+    def first(self, legal: Callable[[Ints], bool]) -> tuple[float, Ints | None]:
+        """(bound on the key's plans, tuples of the least legal choice)."""
+        for k in range(min(len(self.seconds), TRIED)):
+            if legal(self.tuples[k]):
+                return float(self.seconds[k]), self.tuples[k]
+        return (float(self.seconds[TRIED]) if len(self.seconds) > TRIED else self.cut), None
 
 
 class Joiner:
-    """Joins components over some shapes; the parameters are those of the shapes' `bounds.Bounder`."""
+    """Joins components over some shapes; the parameters are those of the shapes' `bounds.Bounder` and `Raised`."""
 
     def __init__(
         self,
@@ -35,23 +62,55 @@ class Joiner:
         rows: Rows,
         model: StepModel,
         limits: Limits,
-    ) -> None:
-        self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
-
-    def choices(
-        self,
-        i: int,
-        target: float,
         parts: Sequence[Component],
         hub: Ints,
-        slopes: Floats,
-        banned: frozenset[Banned],
-    ) -> tuple[Floats, Ints] | None:
-        """Steps of one shape under ``target`` over the feature tuples that fit, least first, with their tuples.
+    ) -> None:
+        self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
+        self.parts, self.hub, self.linked = parts, hub, linked(features, parts)
+
+    def choices(
+        self, i: int, room: Callable[[Key], float], slopes: Floats
+    ) -> dict[Key, Listed] | None:
+        """Feature tuples of one shape that fit, for each key those faster than its ``room`` in seconds.
 
         Rules between components are relaxed. Components are joined one by one, and a partial choice is dropped
         as soon as its best completion is too slow or too large. None when there are too many to join.
         """
+        costs, limit = self._costs(i, slopes)
+        cache: dict[tuple[int, int], Choice] = {}
+        found: dict[Key, list[tuple[Floats, Ints, float]]] = {}
+        for h in self.hub.tolist():
+            mine: list[Choice] = []
+            for c, part in enumerate(self.parts):
+                where = part.groups.get(tuple(h[j] for j in part.hub))
+                if where is None:
+                    break
+                if (c, where.start) not in cache:
+                    numbers = np.arange(where.start, where.stop)
+                    cache[c, where.start] = self._useful(part, (costs[c][0][where], costs[c][1][:, where], numbers))
+                mine.append(cache[c, where.start])
+            if len(mine) < len(self.parts) or any(not len(m[0]) for m in mine):
+                continue
+            granularity, dispatcher = (self.features.values[n][h[HUB.index(n)]] for n in KEY_HUB)
+            for on, restricted in self._offload(mine):
+                key = granularity, dispatcher, on
+                most = room(key)
+                joined = self._join(restricted, most - self.model.fixed[i], limit)
+                if joined is None:
+                    return None
+                exact = self._steps(i, joined)
+                few = np.flatnonzero(exact < most)
+                few = few[np.argsort(exact[few], kind="stable")]
+                # What is cut off here is bounded by what is kept: nothing slower may be called the best.
+                cut = float(exact[few[KEPT]]) if len(few) > KEPT else most
+                few = few[:KEPT]
+                found.setdefault(key, []).append((exact[few], joined[few], cut))
+        return {key: _listed(some) for key, some in found.items()}
+
+    def _costs(
+        self, i: int, slopes: Floats
+    ) -> tuple[list[tuple[Floats, Floats]], Floats]:
+        """For each component, seconds and bytes at every moment of its tuples; and the limit of every moment."""
         none = np.zeros((1, self.rows.moments.shape[1]))
         single = Counter(
             self.kinds,
@@ -65,83 +124,93 @@ class Joiner:
         limit = np.concatenate(
             [np.full(none.shape[1], self.limits.device[i]), np.full(none.shape[1], self.limits.host)]
         )
-        used = memory.any(axis=1)
-        memory, limit = memory[used], limit[used] * (1 + 1e-9)
+        some = np.flatnonzero(memory.any(axis=1))
+        some = some[leading(memory[some] / limit[some, None], *self._range(i))]
+        memory, limit = memory[some], limit[some] * (1 + 1e-9)
         costs = []
-        for part in parts:
+        for part in self.parts:
             values = part.values[:, part.classes[i], :]
             seconds = weight[part.kinds] @ values
             if part.mask is not None:
                 seconds = np.where(part.mask[i], seconds, np.inf)
             costs.append((seconds, memory[:, part.kinds] @ values))
-        steps, tuples = [np.zeros(0)], [np.zeros((0, len(parts)), np.int64)]
-        room = target - self.model.fixed[i]
-        offload = next((c for c, p in enumerate(parts) if OFFLOAD in p.names), None)
-        for h in hub.tolist():
-            allowed = self._offload_allowed(h, banned)
-            if not allowed or (offload is None and (self.features.values[OFFLOAD][0] > 0) not in allowed):
-                continue
-            slices = [part.groups.get(tuple(h[j] for j in part.hub)) for part in parts]
-            if any(s is None for s in slices):
-                continue
-            mine = [
-                (c[0][s], c[1][:, s], s.start) for c, s in zip(costs, slices, strict=True) if s is not None
-            ]
-            if offload is not None and len(allowed) == 1:
-                part, where = parts[offload], slices[offload]
-                on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
-                right = on[part.tuples[where, part.names.index(OFFLOAD)]] == next(iter(allowed))
-                mine[offload] = (np.where(right, mine[offload][0], np.inf), *mine[offload][1:])
-            floor = np.array([m[0].min() for m in mine])
-            small = np.array([m[1].min(axis=1) for m in mine])
-            if floor.sum() >= room or (small.sum(axis=0) > limit).any():
-                continue
-            order = np.argsort([len(m[0]) for m in mine], kind="stable")
-            seconds, held = np.zeros(1), np.zeros((1, len(limit)))
-            picks = np.zeros((1, len(parts)), np.int64)
-            rest_t, rest_m = floor.sum(), small.sum(axis=0)
-            for c in order:
-                t, m, start = mine[c]
-                rest_t, rest_m = rest_t - floor[c], rest_m - small[c]
-                if len(seconds) * len(t) > JOIN:
-                    return None
-                all_t = seconds[:, None] + t[None, :]
-                all_m = held[:, None, :] + m.T[None, :, :]
-                a, b = np.nonzero((all_t + rest_t < room) & (all_m + rest_m <= limit).all(axis=2))
-                seconds, held = all_t[a, b], all_m[a, b]
-                picks = picks[a]
-                picks[:, c] = b + start
-                if not len(seconds):
-                    break
+        return costs, limit
+
+    def _range(self, i: int) -> tuple[Floats, Floats]:
+        """The least and the most that each kind may be for one shape."""
+        low, high = np.zeros(len(self.kinds)), np.zeros(len(self.kinds))
+        for part in self.parts:
+            values = part.values[:, part.classes[i], :]
+            low[part.kinds] += values.min(axis=1)
+            high[part.kinds] += values.max(axis=1)
+        return low, high
+
+    def _offload(
+        self, mine: Sequence[Choice]
+    ) -> Iterator[tuple[bool, Sequence[Choice]]]:
+        """The choices without and with optimizer offload."""
+        on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
+        at = next((c for c, p in enumerate(self.parts) if OFFLOAD in p.names), None)
+        if at is None:
+            yield bool(on[0]), mine
+            return
+        seconds, held, numbers = mine[at]
+        some = self.parts[at].tuples[numbers, self.parts[at].names.index(OFFLOAD)]
+        for flag in (False, True):
+            right = on[some] == flag
+            if right.any():
+                yield flag, [*mine[:at], (seconds[right], held[:, right], numbers[right]), *mine[at + 1 :]]
+
+    def _useful(self, part: Component, choice: Choice) -> Choice:
+        """The tuples of a component under one hub tuple, without those that another one makes useless.
+
+        One tuple makes another useless when it costs no more seconds and no more bytes at any moment, and has the
+        same values wherever a rule ties the component to another.
+        """
+        seconds, held, numbers = choice
+        places = [j for j, name in enumerate(part.names) if name in self.linked]
+        tied = part.tuples[numbers][:, places]
+        costs = np.vstack([seconds, held])
+        no_more = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
+        no_more &= (tied[:, None, :] == tied[None, :, :]).all(axis=2)
+        # Of equals the first one is kept.
+        better = no_more & (~no_more.T | np.tri(len(numbers), k=-1, dtype=bool).T)
+        keep = np.isfinite(seconds) & ~better.any(axis=0)
+        return seconds[keep], held[:, keep], numbers[keep]
+
+    @staticmethod
+    def _join(mine: Sequence[Choice], room: float, limit: Floats) -> Ints | None:
+        """The tuples of every choice under one hub tuple that may be fast and small enough; None if too many."""
+        none = np.zeros((0, len(mine)), np.int64)
+        floor = np.array([m[0].min() for m in mine])
+        small = np.array([m[1].min(axis=1) for m in mine])
+        if floor.sum() >= room or (small.sum(axis=0) > limit).any():
+            return none
+        seconds, held = np.zeros(1), np.zeros((1, len(limit)))
+        picks = np.zeros((1, len(mine)), np.int64)
+        rest_t, rest_m = floor.sum(), small.sum(axis=0)
+        for c in np.argsort([len(m[0]) for m in mine], kind="stable"):
+            t, m, numbers = mine[c]
+            rest_t, rest_m = rest_t - floor[c], rest_m - small[c]
+            if len(seconds) * len(t) > JOIN:
+                return None
+            all_t = seconds[:, None] + t[None, :]
+            a, b = np.nonzero(all_t + rest_t < room)
+            both = held[a] + m.T[b]
+            fit = (both + rest_m <= limit).all(axis=1)
+            a, b, held = a[fit], b[fit], both[fit]
+            seconds, picks = all_t[a, b], picks[a]
+            picks[:, c] = numbers[b]
             if not len(seconds):
-                continue
-            values = np.zeros((len(seconds), len(self.kinds)))
-            for c, part in enumerate(parts):
-                values[:, part.kinds] += part.values[:, part.classes[i], :][:, picks[:, c]].T
-            exact = self._steps(i, values)
-            few = np.argsort(exact, kind="stable")[:KEPT]
-            steps.append(exact[few])
-            tuples.append(picks[few])
-            if len(exact) > KEPT:
-                # What is cut off here is bounded by what is kept: nothing slower may be called the best.
-                room = min(room, float(exact[few[-1]]) - self.model.fixed[i])
-                target = min(target, float(exact[few[-1]]))
-        all_steps, all_choices = np.concatenate(steps), np.vstack(tuples)
-        keep = np.argsort(all_steps, kind="stable")
-        keep = keep[all_steps[keep] < target]
-        return np.append(all_steps[keep], target), np.vstack(
-            [all_choices[keep], np.zeros((1, len(parts)), np.int64)]
-        )
+                return none
+        return picks
 
-    def _offload_allowed(self, hub: Sequence[int], banned: frozenset[Banned]) -> set[bool]:
-        """Whether optimizer offload may be off or on under one hub tuple."""
-        granularity = self.features.values["recompute_granularity"][hub[HUB.index("recompute_granularity")]]
-        dispatcher = self.features.values["dispatcher"][hub[HUB.index("dispatcher")]]
-        return {False, True} - {on for g, d, on in banned if (g, d) == (granularity, dispatcher)}
-
-    def _steps(self, i: int, values: Floats) -> Floats:
-        """Seconds of one shape for many kind values."""
-        n = len(values)
+    def _steps(self, i: int, picks: Ints) -> Floats:
+        """Seconds of one shape for some choices."""
+        n = len(picks)
+        values = np.zeros((n, len(self.kinds)))
+        for c, part in enumerate(self.parts):
+            values[:, part.kinds] += part.values[:, part.classes[i], :][:, picks[:, c]].T
         stages = self.rows.stages[np.full(n, i)]
         counter = Counter(
             self.kinds, Rows(stages, self.rows.ranks[i : i + 1], np.zeros((n, 1, len(COLUMN)), np.int64))
@@ -151,14 +220,10 @@ class Joiner:
         return np.asarray(seconds + values[:, counter.tail].sum(axis=1))
 
 
-def first_legal(
-    found: tuple[Floats, Ints] | None, legal: Callable[[Ints], bool]
-) -> tuple[float, Ints | None]:
-    """(bound, tuples of the least legal choice) of a list whose last entry only says where it was cut."""
-    if found is None:
-        return -np.inf, None
-    steps, choices = found
-    for k in range(min(len(steps) - 1, TRIED)):
-        if legal(choices[k]):
-            return float(steps[k]), choices[k]
-    return float(steps[min(len(steps) - 1, TRIED)]), None
+def _listed(found: Sequence[tuple[Floats, Ints, float]]) -> Listed:
+    """The choices of one key under all hub tuples; what is past the least cut is not told apart."""
+    cut = min(c for _, _, c in found)
+    seconds, tuples = np.concatenate([s for s, _, _ in found]), np.vstack([t for _, t, _ in found])
+    keep = np.argsort(seconds, kind="stable")
+    keep = keep[seconds[keep] < cut]
+    return Listed(seconds[keep], tuples[keep], cut)

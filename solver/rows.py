@@ -54,18 +54,14 @@ class Rows:
         return Rows(self.stages[index], self.ranks[index], self.moments[index])
 
 
-def stage_rows(job: Job, shapes: Columns, layouts_only: bool = False) -> tuple[Ints, Ints]:
-    """Stage counts and ranks of each shape; with ``layouts_only`` nothing is replayed or offloaded."""
-    names = SCHEDULE[:3] if layouts_only else SCHEDULE[:6]
+def stage_rows(job: Job, shapes: Columns) -> tuple[Ints, Ints]:
+    """Stage counts and ranks of each shape."""
+    names = SCHEDULE[:6]
     first, inverse = shapes.classes(names)
     found = []
     for r in first:
         at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in names}
-        replay = Replay(
-            at.get("recompute_method", "none"),
-            at.get("recompute_num_layers", 0),
-            at.get("activation_offload_layers", 0),
-        )
+        replay = Replay(at["recompute_method"], at["recompute_num_layers"], at["activation_offload_layers"])
         classes = stage_classes(job.model, at["pp"], at["vpp"], at["split"], replay)
         found.append((np.array(list(classes), np.int64), np.array(list(classes.values()), np.int64)))
     width = max((len(f[0]) for f in found), default=1)

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from mbsolve.constraints.demands import Demands, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.quantised import memory_limits
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.canonical import CANONICAL
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.solver.cpsat import FEASIBLE, INFEASIBLE, OPTIMAL
-from mbsolve.solver.encode import LARGEST, LONGEST, Master
+from mbsolve.solver.encode import Master
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime, key_str
+from mbsolve.solver.goal import ABOVE, Key
 from mbsolve.solver.session import Session
 from mbsolve.solver.settle import settle
 from mbsolve.solver.tie import key_of
@@ -74,11 +74,25 @@ class Search(Session):
     def note(self, found: Found) -> None:
         """Keep the best plan of each key."""
         key = key_of(found.values)
-        if key not in self.known or found.score(self.objective) < self.known[key].score(self.objective):
+        if self.goal.note(key, self.seconds(found.score(self.objective))):
             self.known[key] = found
 
-    def best(self, exclude: Sequence[tuple[Any, ...]], floor: int = 0) -> Found | None:
+    def offer(self, values: dict[str, Any]) -> None:
+        """Price a plan and note it, if it is legal, fits, and is the best of its key."""
+        if not self.legal(values):
+            return
+        found = self.price(values)
+        if found.quanta.fits or not self.limited:
+            self.note(found)
+
+    def best(self, exclude: Sequence[Key], floor: int = 0, ahead: int = 1) -> Found | None:
         """The best plan whose key is none of ``exclude``, proven; None when there is none.
+
+        Parameters
+        ----------
+        exclude : keys of the plans of earlier ranks.
+        floor : no plan scores less than this many quanta.
+        ahead : ranks that will be asked for, this one included: what they need is bounded together.
 
         Raises
         ------
@@ -87,17 +101,19 @@ class Search(Session):
         """
         closed: dict[int, NDArray[Any]] = {}
         size = GUESS
-        self.pool.ban(exclude)
+        self.goal.wanted = len(exclude) + (ahead if self.objective == "time" else 1)
         while True:
+            self._prepare()
             top = self._incumbent(exclude)
-            upper = top.score(self.objective) if top else math.inf
-            if upper <= floor:
+            upper = min(self._level(), top.score(self.objective) if top else self.most_quanta() + 1)
+            if top and top.score(self.objective) <= floor:
                 break
-            if self._prepare(upper, exclude):
-                continue
-            picks = self._open(upper, closed, size)
+            picks = self._open(upper, exclude, closed, size)
             if not picks:
-                break
+                if (top and top.score(self.objective) <= upper) or not self.goal.climb(self.pool.frontier()):
+                    break
+                closed.clear()
+                continue
             self.left()
             result = self._solve(picks, exclude, upper, floor)
             for c, index in picks:
@@ -116,61 +132,37 @@ class Search(Session):
         settled.proven = True
         return settled
 
-    def _incumbent(self, exclude: Sequence[tuple[Any, ...]]) -> Found | None:
+    def _incumbent(self, exclude: Sequence[Key]) -> Found | None:
         fit = [f for k, f in self.known.items() if k not in exclude]
         return min(fit, key=lambda f: (f.score(self.objective), f.quanta.peak, key_str(f)), default=None)
 
-    def _target(self, upper: float) -> float:
-        """Objective in its unit that a shape's bound must reach to be out."""
-        return math.inf if upper == math.inf else self.seconds(upper) * (1 + 1e-9)
+    def _level(self) -> int:
+        """The goal's level in whole quanta."""
+        return int(self.goal.level / self.quantum())
 
-    def _prepare(self, upper: float, exclude: Sequence[tuple[Any, ...]]) -> bool:
-        """Open and tighten until every shape not excluded is known; True as soon as the incumbent improved."""
-        target = self._target(upper)
+    def _prepare(self) -> None:
+        """Open and tighten until every shape under the goal is known."""
         with self.building():
             while True:
                 self.left()
-                while self.pool.tighten(target):
-                    self.left()
-                    if self._heuristic(exclude):
-                        return True
-                if not self.pool.grow(target):
-                    return False
-                self.say(f"{self.pool.next} of {len(self.pool.order)} grids opened")
-
-    def _heuristic(self, exclude: Sequence[tuple[Any, ...]]) -> bool:
-        """Price the most promising relaxed minimisers; True when the incumbent improved."""
-        if self.objective != "time":
-            return False
-        before = self._incumbent(exclude)
-        best = before.score(self.objective) if before else math.inf
-        for chunk in self.pool.chunks:
-            order = np.argsort(chunk.estimate, kind="stable")[:3]
-            for row in order:
-                estimate = chunk.estimate[row]
-                if not math.isfinite(estimate) or estimate >= self.seconds(best):
-                    continue
-                chunk.estimate[row] = math.inf
-                values = chunk.guess[int(row)]
-                if values is None or not self.legal(values):
-                    continue
-                found = self.price(values)
-                if found.quanta.fits or not self.limited:
-                    self.note(found)
-        after = self._incumbent(exclude)
-        return after is not None and after.score(self.objective) < best
+                target = self.goal.target
+                if not self.pool.tighten(target) and not self.pool.grow(target):
+                    return
+                self.say(f"{self.pool.layouts} layouts opened")
 
     def _open(
-        self, upper: float, closed: Mapping[int, NDArray[Any]], size: int
+        self, upper: int, exclude: Sequence[Key], closed: Mapping[int, NDArray[Any]], size: int
     ) -> list[tuple[int, NDArray[Any]]]:
         """The next shapes to solve: those whose bound is under the incumbent, the least bound first."""
         rows: list[tuple[float, int, int]] = []
-        limit = self._target(upper)
+        limit = self.seconds(upper) * ABOVE * (1 - 1e-12)
+        excluded = frozenset(exclude)
         for c, chunk in enumerate(self.pool.chunks):
-            mask = (chunk.bound < limit) & ~np.isneginf(chunk.aimed)
+            bound = chunk.bounds(excluded)
+            mask = (bound < limit) & ~np.isneginf(chunk.aimed)
             if c in closed:
                 mask &= ~closed[c]
-            rows += [(float(chunk.bound[i]), c, int(i)) for i in np.flatnonzero(mask)]
+            rows += [(float(bound[i]), c, int(i)) for i in np.flatnonzero(mask)]
         rows.sort()
         out: dict[int, list[int]] = {}
         for _, c, i in rows[:size]:
@@ -180,8 +172,8 @@ class Search(Session):
     def _solve(
         self,
         picks: Sequence[tuple[int, NDArray[Any]]],
-        exclude: Sequence[tuple[Any, ...]],
-        upper: float,
+        exclude: Sequence[Key],
+        upper: int,
         floor: int,
     ) -> Found | None:
         """The best plan of some shapes under ``upper`` quanta, or None."""
@@ -189,7 +181,7 @@ class Search(Session):
         with self.building():
             masters = self.masters(picks)
         for _, master in masters:
-            limit = self._most(upper) if best is None else best.score(self.objective) - 1
+            limit = upper - 1 if best is None else best.score(self.objective) - 1
             if limit < floor:
                 break
             with self.building():
@@ -209,14 +201,7 @@ class Search(Session):
                 raise OutOfTime
         return best
 
-    def _most(self, upper: float) -> int:
-        if upper < math.inf:
-            return int(upper) - 1
-        if self.objective == "memory":
-            return memory_limits(self.job)[0] if self.limited else LARGEST
-        return LONGEST
-
-    def _post(self, master: Master, exclude: Sequence[tuple[Any, ...]], most: int) -> Any:
+    def _post(self, master: Master, exclude: Sequence[Key], most: int) -> Any:
         """Budgets, objective and exclusions; returns the objective's variable."""
         self.exclude(master, exclude)
         if self.objective == "time":

@@ -12,14 +12,16 @@ import numpy as np
 
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.quantised import quantised
+from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
+from mbsolve.constraints.quantised import memory_limits, quantised
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.vocabulary import plan_of
 from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.cpsat import Run, run
-from mbsolve.solver.encode import Master
+from mbsolve.solver.encode import LARGEST, LONGEST, Master
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime
+from mbsolve.solver.goal import Goal
 from mbsolve.solver.pool import Pool
 from mbsolve.solver.rows import Rows, moment_rows
 from mbsolve.solver.tie import KEY_FEATURES, KEY_SHAPE, key_value, shape_key
@@ -63,8 +65,25 @@ class Session:
     statistics: Effort = field(default_factory=_no_effort)
 
     def __post_init__(self) -> None:
+        self.goal = Goal(self.most_quanta() * self.quantum())
         with self.building():
-            self.pool = Pool(self.job, self.demands, self.rules, self.objective, self.limited)
+            self.pool = Pool(
+                self.job, self.demands, self.rules, self.objective, self.limited, self.goal, self.offer
+            )
+
+    def most_quanta(self) -> int:
+        """The most that a plan may score."""
+        if self.objective == "time":
+            return LONGEST
+        return memory_limits(self.job)[0] if self.limited else LARGEST
+
+    def quantum(self) -> float:
+        """Seconds or bytes of one quantum of the objective."""
+        return SECONDS_PER_QUANTUM if self.objective == "time" else BYTES_PER_QUANTUM
+
+    def offer(self, values: dict[str, Any]) -> None:
+        """Take a plan into account that may be one of the best; what came of it is in `goal`."""
+        raise NotImplementedError
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -106,7 +125,7 @@ class Session:
 
     def seconds(self, score: float) -> float:
         """Quanta of the objective in its unit."""
-        return score * self.pool.quantum
+        return score * self.quantum()
 
     def masters(
         self, picks: Sequence[tuple[int, np.ndarray[Any, Any]]], every_moment: bool = False

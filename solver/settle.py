@@ -30,9 +30,10 @@ def settle(session: Session, top: Found, exclude: Sequence[tuple[Any, ...]], bat
     score = top.score(session.objective)
     best: tuple[Any, ...] | None = None
     out = top
+    excluded = frozenset(exclude)
     for c, chunk in enumerate(session.pool.chunks):
         # A shape without a plan under the target has its bound at the target, just above the score.
-        index = np.flatnonzero(chunk.bound <= session.seconds(score) * (1 + 1e-12))
+        index = np.flatnonzero(chunk.bounds(excluded) <= session.seconds(score) * (1 + 1e-12))
         for start in range(0, len(index), batch):
             some = index[start : start + batch]
             with session.building():

@@ -7,7 +7,7 @@ micro-batch, the layout (interleaving and split), the modes (full recompute, lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,17 @@ class Shapes:
     ----------
     job, demands : what is asked.
     rules : hard rules whose scope lies inside the shape decisions; the rest is the encoder's.
+    possible : whether the features can complete some values of the mode decisions.
     """
 
-    def __init__(self, job: Job, demands: Demands, rules: Sequence[Rule]) -> None:
-        self.job, self.demands = job, demands
+    def __init__(
+        self,
+        job: Job,
+        demands: Demands,
+        rules: Sequence[Rule],
+        possible: Callable[[Mapping[str, Any]], bool] = lambda values: True,
+    ) -> None:
+        self.job, self.demands, self.possible = job, demands, possible
         self.rules = list(rules)
         self.removed: dict[str, int] = {}
         self._values: dict[str, list[Any]] = {}
@@ -157,7 +164,7 @@ class Shapes:
 
     def deepest(self, pp: int) -> int:
         """Most virtual stages of a rank among `pipelines`."""
-        return max((vpp for vpp, _ in self.pipelines(pp)), default=1)
+        return max((vpp for vpp, _ in self.pipelines(pp)), default=1) if pp in self._known_pipelines() else 1
 
     def _splits(self, pp: int, vpp: int) -> list[Split]:
         wanted = self.demands.split
@@ -173,10 +180,13 @@ class Shapes:
             out.append(split)
         return out
 
-    def expand(self, layouts: Columns) -> Columns:
-        """Full shapes of some layouts, with derived sizes."""
+    def expand(
+        self, layouts: Columns, wanted: Callable[[tuple[Any, ...]], bool] = lambda mode: True
+    ) -> Columns:
+        """Full shapes of some layouts in the modes that are wanted, with derived sizes."""
         depth = self.depths(layouts)
-        modes = self._modes(int(depth.max(initial=0)), bool((layouts.array("pp") == 1).any()))
+        modes = self.modes(int(depth.max(initial=0)), bool((layouts.array("pp") == 1).any()))
+        modes = [m for m in modes if wanted(m)]
         n = len(modes)
         codes = {k: np.repeat(v, n) for k, v in layouts.codes.items()}
         values = dict(layouts.values)
@@ -209,7 +219,7 @@ class Shapes:
             out.append(max(sum(i.kind is not None for i in s) for s in stages))
         return np.array(out, np.int64)[inverse] if len(out) else np.zeros(0, np.int64)
 
-    def _modes(self, depth: int, single: bool) -> list[tuple[Any, ...]]:
+    def modes(self, depth: int, single: bool) -> list[tuple[Any, ...]]:
         """Combinations of the mode decisions that could be legal for some layout."""
         out: list[tuple[Any, ...]] = []
         numbers = self.demands.domains["recompute_num_layers"]
@@ -227,11 +237,12 @@ class Shapes:
                     for overlap in self._allowed("ep_overlap"):
                         for impl in self._allowed("cuda_graph_impl"):
                             out.append((method, n, offload, overlap, impl))
-        rules = [r for r in self.rules if set(r.scope) <= set(MODES)]
+        rules = [r for r in self.rules if set(r.scope) <= set(MODES) and len(r.scope) > 1]
+        named = [dict(zip(MODES, m, strict=True)) for m in out]
         return [
             m
-            for m in out
-            if all(holds(r, self.job, dict(zip(MODES, m, strict=True))) for r in rules if len(r.scope) > 1)
+            for m, at in zip(out, named, strict=True)
+            if all(holds(r, self.job, at) for r in rules) and self.possible(at)
         ]
 
 

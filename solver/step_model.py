@@ -143,22 +143,34 @@ class Counter:
             out[:, kind] = (host * self.rows.moments[:, :, column]).sum(axis=1)
         return out
 
-    def passes(self, values: Floats) -> Floats:
-        """Stage rows (shapes, classes, pass rows) of kind values (shapes, kinds)."""
-        out = np.zeros((*self.rows.stages.shape[:2], len(PASS_ROWS)))
+    def passes(self, values: Floats, index: Ints | None = None) -> Floats:
+        """Stage rows (shapes, classes, pass rows) of kind values (shapes, kinds); of the shapes at ``index``."""
+        stages = self.rows.stages if index is None else self.rows.stages[index]
+        out = np.zeros((*stages.shape[:2], len(PASS_ROWS)))
         for r, pairs in enumerate(self.by_pass):
             for kind, column in pairs:
-                out[:, :, r] += values[:, kind, None] * self.rows.stages[:, :, column]
+                out[:, :, r] += values[:, kind, None] * stages[:, :, column]
         return out
 
-    def memory(self, values: Floats) -> tuple[Floats, Floats]:
-        """Device and host bytes at every moment: (shapes, moments) each."""
-        device = np.zeros(self.rows.moments.shape[:2])
+    def memory(self, values: Floats, index: Ints | None = None) -> tuple[Floats, Floats]:
+        """Device and host bytes at every moment: (shapes, moments) each; of the shapes at ``index``."""
+        moments = self.rows.moments if index is None else self.rows.moments[index]
+        device = np.zeros(moments.shape[:2])
         host = np.zeros_like(device)
         for pairs, out in ((self.device, device), (self.host, host)):
             for kind, column in pairs:
-                out += values[:, kind, None] * self.rows.moments[:, :, column]
+                out += values[:, kind, None] * moments[:, :, column]
         return device, host
+
+
+def leading(counts: Floats, low: Floats, high: Floats) -> Ints:
+    """Rows that no other row exceeds for every kind value between ``low`` and ``high``."""
+    keep: list[int] = []
+    for i in np.argsort(-(counts @ (low + high)), kind="stable"):
+        more = counts[i] - counts[keep]
+        if not keep or ((np.maximum(more, 0) @ high - np.maximum(-more, 0) @ low) > 0).all():
+            keep.append(int(i))
+    return np.array(sorted(keep), np.int64)
 
 
 def least_values(

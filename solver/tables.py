@@ -7,7 +7,7 @@ distinct inputs, not the number of shapes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,19 @@ def _rule_table(
         for combination in itertools.product(*(values[n] for n in features))
     ]
     return np.array(flat, bool).reshape(dims)
+
+
+def completable(features: Features, at: Mapping[str, Any]) -> bool:
+    """Whether each mixed rule whose shape decisions are all in ``at`` holds there for some of its features."""
+    for rule in features.mixed:
+        shape, names = split_scope(rule.scope)
+        if set(shape) <= set(at):
+            key = (id(rule), *(at[n] for n in shape))
+            if key not in features._mixed:
+                features._mixed[key] = _rule_table(features.job, rule, names, features.values, dict(at))
+            if not features._mixed[key].any():
+                return False
+    return True
 
 
 @dataclass(frozen=True)
