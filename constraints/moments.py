@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -262,6 +262,45 @@ def rank_moments(
         (*(labels[i] for i in index), "between steps"),
         np.vstack([rows[index], rest]) + base,
     )
+
+
+SUMMIT: Final = ("forward of", "backward of attention", "backward of", "replayed forward")
+
+
+@lru_cache(maxsize=65536)
+def summit(
+    chunks: tuple[Stage, ...], pp: int, rank: int, microbatches: int, replay: Replay, overlap: bool
+) -> Ints:
+    """Some of `rank_moments`: those of the last layer of the forward and of the backward that begin the fullest.
+
+    Returns
+    -------
+    array (len(SUMMIT), len(MOMENT_COUNTS))
+        one row for each label of ``SUMMIT``; the first one again for a label that does not occur.
+    """
+    base = np.zeros(len(MOMENT_COUNTS), np.int64)
+    counts = stage_counts(chunks, pp, replay)
+    base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
+    whole, left = np.array([held_by(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
+    most: dict[bool, tuple[int, Ints, Stage, bool]] = {}
+    for state in states(pp, len(chunks), rank, microbatches, overlap):
+        if not any(item.kind is not None for item in chunks[state.chunk]):
+            continue
+        held = state.in_flight @ whole + state.others @ left
+        size = held.sum(axis=1) + int(state.forward) * whole[state.chunk].sum()
+        k = int(size.argmax())
+        if state.forward not in most or size[k] > most[state.forward][0]:
+            most[state.forward] = int(size[k]), held[k], chunks[state.chunk], state.stale
+    rows: dict[str, Ints] = {}
+    for forward, (_, held, chunk, stale) in sorted(most.items(), reverse=True):
+        names, extra = _offsets(chunk, replay, forward, stale)
+        for name, more in zip(names, extra, strict=True):
+            for label in SUMMIT:
+                if name.startswith(label):
+                    rows[label] = base + held + more
+                    break
+    first = next(iter(rows.values()), base)
+    return np.array([rows.get(label, first) for label in SUMMIT])
 
 
 def all_moments(

@@ -162,6 +162,8 @@ class Bounder:
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:
         """Least weighted sum over the features: (value, kind values, chosen tuple of each component)."""
         n = len(weights)
+        if not len(hub) or any(not len(part.tuples) for part in parts):
+            return np.full(n, np.inf), np.zeros((n, len(self.kinds))), np.zeros((n, len(parts)), np.int64)
         every = np.arange(n)
         total = np.zeros((n, len(hub)))
         picks: list[dict[tuple[int, ...], Ints]] = []

@@ -186,8 +186,10 @@ def _collapse(
     tuples: Ints, values: Floats, mask: Bools | None, hub: int
 ) -> tuple[Ints, Floats, Bools | None]:
     """Sort tuples by hub values, and keep one of those that cost and are allowed the same under one hub value."""
+    if not len(tuples):
+        return tuples, values, mask
     pattern = mask if mask is not None else np.zeros((0, len(tuples)), bool)
-    flat = np.ascontiguousarray(values.reshape(-1, len(tuples)).T)
+    flat = np.ascontiguousarray(values.reshape(values.shape[0] * values.shape[1], -1).T)
     seen: dict[tuple[bytes, bytes, bytes], int] = {}
     heads = np.ascontiguousarray(tuples[:, :hub])
     pattern = np.ascontiguousarray(pattern.T)

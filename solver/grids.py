@@ -10,11 +10,11 @@ import numpy as np
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.terms import TERMS
 from mbsolve.solver.bounds import Bounder
-from mbsolve.solver.coarse import Coarse
 from mbsolve.solver.columns import Columns, Ints
-from mbsolve.solver.relaxed import MOMENTS, GridTables, families_of, relaxed_grids
+from mbsolve.solver.least import GridTables
+from mbsolve.solver.relaxed import MOMENTS, families_of, relaxed
 from mbsolve.solver.shapes import Shapes
-from mbsolve.solver.tables import Features, Floats
+from mbsolve.solver.tables import Bools, Features, Floats
 
 # Rounds of the dual in one refinement, and refinements of a pair that do not reach their target.
 ROUNDS = 5
@@ -46,26 +46,37 @@ class Grids:
         self.turns = np.zeros(self.bound.shape, np.int64)
         self.prices = np.zeros((*self.bound.shape, 2, MOMENTS))
         self.opened = np.zeros(self.bound.shape, bool)
-        self._coarse: dict[int, Coarse] = {}
         single = self.columns.array("pp") == 1
         for f, family in enumerate(self.families):
             mine = np.flatnonzero(single if family.name == "offload" else np.ones(len(single), bool))
             if family.pairs and len(mine):
-                self.bound[mine, f] = self._cheap(mine, f)
+                self.bound[mine, f] = self._cheap(*self._bounder(self.columns.take(mine), mine, f), f)
 
-    def _bounder(self, index: Ints, f: int) -> Bounder:
-        """A bounder of the relaxed shapes of some grids in one family."""
+    def _bounder(self, nodes: Columns, index: Ints, f: int) -> tuple[Bounder, Bools]:
+        """A bounder of the relaxed shapes of some grids or layouts, and which of these have a pipeline.
+
+        ``index`` are their grids.
+        """
         mine = [replace(t, classes=t.classes[index]) for t in self.tables[f]]
-        grids = self.columns.take(index)
-        shapes, rows, tables, deepest = relaxed_grids(self.job, self.source, grids, mine, self.families[f])
-        return Bounder(self.job, self.features, shapes, rows, tables, vpp=deepest)
+        found = relaxed(self.job, self.source, nodes, mine, self.families[f])
+        bounder = Bounder(self.job, self.features, found.shapes, found.rows, found.tables, vpp=found.vpp)
+        return bounder, found.possible
 
-    def _cheap(self, index: Ints, f: int) -> Floats:
-        bounder, ways = self._bounder(index, f), len(self.families[f].ways)
+    def _cheap(self, bounder: Bounder, possible: Bools, f: int) -> Floats:
+        ways = len(self.families[f].ways)
         seconds, device, host = bounder.cheap(ways)
         bound = seconds if self.objective == "time" else bounder.peak(device, ways)
         over = (device > bounder.limits.device[::ways]) | (host > bounder.limits.host)
-        return np.where(over & self.limited, math.inf, bound)
+        return np.where(over & self.limited | ~possible, math.inf, bound)
+
+    def _raised(self, bounder: Bounder, f: int, below: float, prices: Floats) -> Floats:
+        """Bounds after some rounds towards ``below``; the prices are left where they got to."""
+        ways, moments = len(self.families[f].ways), bounder.rows.moments.shape[1]
+        if self.objective == "memory":
+            return bounder.least_peak(ways)
+        raised = bounder.dual(below, ROUNDS, self.limited, ways, prices[:, :, :moments])
+        prices[:, :, :moments] = raised.prices
+        return raised.bound
 
     def take(self, below: float, most: int) -> list[tuple[int, Ints]]:
         """Open the next grids under ``below``: (family, rows of `columns`) of at most so many pairs of the two.
@@ -92,13 +103,10 @@ class Grids:
             ways = len(family.ways)
             for start in range(0, len(some), max(1, REFINED // ways)):
                 mine = some[start : start + max(1, REFINED // ways)]
-                bounder = self._bounder(mine, f)
-                if self.objective == "memory":
-                    bound = bounder.least_peak(ways)
-                else:
-                    raised = bounder.dual(below, ROUNDS, self.limited, ways, self.prices[mine, f])
-                    bound, self.prices[mine, f] = raised.bound, raised.prices
-                self.bound[mine, f] = np.maximum(self.bound[mine, f], bound)
+                bounder, _ = self._bounder(self.columns.take(mine), mine, f)
+                prices = self.prices[mine, f]
+                self.bound[mine, f] = np.maximum(self.bound[mine, f], self._raised(bounder, f, below, prices))
+                self.prices[mine, f] = prices
                 self.turns[mine, f] += self.bound[mine, f] < below
 
     def frontier(self) -> float:
@@ -113,19 +121,17 @@ class Grids:
         """The layouts of some grids, with their derived sizes."""
         return self.source.layouts(index).with_derived(self.job)
 
-    def layout_bounds(self, layouts: Columns, f: int) -> Floats:
-        """Bounds of some layouts in one family, not below those of their grids."""
-        if f not in self._coarse:
-            self._coarse[f] = Coarse(
-                self.job,
-                self.features,
-                self.objective,
-                self.limited,
-                self.columns,
-                self.tables[f],
-                self.families[f].ways,
-            )
-        return np.maximum(self._coarse[f].layouts(layouts), self.bound[layouts.codes["grid"], f])
+    def layout_bounds(self, layouts: Columns, f: int, below: float) -> Floats:
+        """Bounds of some layouts in one family, raised towards ``below`` and not below those of their grids."""
+        grid = layouts.codes["grid"]
+        bounder, possible = self._bounder(layouts, grid, f)
+        bound = np.maximum(self._cheap(bounder, possible, f), self.bound[grid, f])
+        loose = np.flatnonzero(bound < below)
+        if len(loose):
+            bounder, _ = self._bounder(layouts.take(loose), grid[loose], f)
+            raised = self._raised(bounder, f, below, self.prices[grid[loose], f])
+            bound[loose] = np.maximum(bound[loose], raised)
+        return bound
 
     def expand(self, layouts: Columns, f: int) -> Columns:
         """The full shapes of some layouts that belong to one family."""

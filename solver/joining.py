@@ -98,6 +98,9 @@ class Joiner:
                 joined = self._join(restricted, most - self.model.fixed[i], limit)
                 if joined is None:
                     return None
+                if not len(joined):
+                    found.setdefault(key, []).append((np.zeros(0), joined, most))
+                    continue
                 exact = self._steps(i, joined)
                 few = np.flatnonzero(exact < most)
                 few = few[np.argsort(exact[few], kind="stable")]

@@ -98,7 +98,7 @@ class Pool:
                 self.layouts += layouts.rows
                 if not layouts.rows:
                     continue
-                bound = grids.layout_bounds(layouts, f)
+                bound = grids.layout_bounds(layouts, f, below)
                 # What is not under ``below`` waits too: a later search may ask for more.
                 kept = np.flatnonzero(np.isfinite(bound))
                 kept = kept[np.argsort(bound[kept], kind="stable")]
@@ -203,7 +203,7 @@ class Pool:
     def _glance(self, chunk: Chunk, index: Ints, target: float) -> Ints:
         """Shapes that are still under the target after a look at the moments of one pass."""
         shapes = chunk.shapes.take(index)
-        moments = first_moments(self.job, shapes, chunk.stages[index])
+        moments = first_moments(self.job, shapes)
         rows = Rows(chunk.stages[index], chunk.ranks[index], moments)
         tables = chunk.tables_of(index)
         bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])

@@ -1,10 +1,9 @@
-"""Grids before their pipelines are crossed in: shapes that no layout of a grid can beat.
+"""Grids and layouts before their modes are known: shapes that no shape of them can beat.
 
-All layers are spread evenly over the pipeline for the time, since the slowest stage is no faster than the mean
-one. For the memory the first rank is taken at a moment when it holds the most layers in flight, at the least
-over the grid's pipelines. The dense layers and the MoE layers are each kept, replayed whole or (on one stage)
-sent to the host; every mode is a mixture of these ways, and a bound that is linear takes its least at one of
-them. Overlap and graphs are taken at whatever is least, term by term.
+Of a pipeline only a few ranks are looked at, of a grid what all its pipelines have in common. The dense layers
+and the MoE layers are each kept, replayed whole or (on one stage) sent to the host; every mode is a mixture of
+these ways, and a bound that is linear takes its least at one of them. Graphs are taken at whatever is least, term
+by term.
 """
 
 from __future__ import annotations
@@ -12,35 +11,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.moments import COLUMN
-from mbsolve.constraints.placement import (
-    STAGE_COUNTS,
-    Replay,
-    Stage,
-    chunks_of,
-    replayed,
-    stage_counts,
-    virtual_stages,
-)
-from mbsolve.constraints.rule import Term
-from mbsolve.constraints.schedule import Ints, States, representative, states
-from mbsolve.constraints.vocabulary import Split
+from mbsolve.constraints.moments import COLUMN, SUMMIT
+from mbsolve.constraints.placement import STAGE_COUNTS, Replay
+from mbsolve.constraints.schedule import Ints
 from mbsolve.models.card import Model
 from mbsolve.solver.columns import Columns
+from mbsolve.solver.profiles import FFNS, STAGES, profiles
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
 from mbsolve.solver.shapes import Shapes
-from mbsolve.solver.tables import Bools, Features, Floats, TermTable, raw_tables, tidy
+from mbsolve.solver.tables import Bools, Floats, TermTable
 
-FFNS: Final = ("dense", "moe")
-# Moments of a relaxed shape.
-MOMENTS: Final = 2
+# Moments of a relaxed shape at most.
+MOMENTS: Final = len(SUMMIT) + 2
 
 
 class Way(NamedTuple):
@@ -101,104 +88,33 @@ def _family(method: Any, offload: Any, overlap: Any) -> Ints:
     )
 
 
-class Profile(NamedTuple):
-    """Two ranks of a pipeline: the one with the most layers, and the one that holds the most layers in flight.
+class Relaxed(NamedTuple):
+    """Relaxed shapes of some grids or layouts: those of one follow one another, one for each way.
 
     Parameters
     ----------
-    slow, full : stage counts of the two.
-    held : layers of each of ``FFNS`` in flight on the second when it holds the most.
-    shares : for the first rank and for the pipeline as a whole, and for each of ``FFNS``: the least share of layers
-        replayed for a share replayed on the second rank. Block recompute takes the first layers of every virtual
-        stage, so thin stages replay a larger share than thick ones. 1 where all stages are alike.
+    shapes, rows, tables : inputs of a bounder.
+    vpp : (shapes,) virtual stages; of a grid the most that its pipelines have.
+    possible : (grids or layouts,) whether there is a pipeline at all.
     """
 
-    slow: tuple[int, ...]
-    full: tuple[int, ...]
-    held: tuple[int, ...]
-    shares: tuple[float, ...]
+    shapes: Columns
+    rows: Rows
+    tables: list[TermTable]
+    vpp: Ints
+    possible: Bools
 
 
-@lru_cache(maxsize=65536)
-def profile(
-    model: Model, pp: int, vpp: int, split: Split, microbatches: int, overlap: bool = False
-) -> Profile:
-    """The profile of a pipeline; ``microbatches`` should be `schedule.representative` of the run."""
-    stages = virtual_stages(model, pp, vpp, split)
-    firsts = [_firsts(stage) for stage in stages]
-    sizes = np.array([first[-1] for first in firsts])
-    main = 1 if sizes[:, 1].any() else 0
-    ranks = sizes.reshape(vpp, pp, len(FFNS)).sum(axis=0)
-    slow = max(range(pp), key=lambda r: (ranks[r, main], ranks[r].sum(), -r))
-    # Of ranks with the same layers the first one holds the most.
-    alike = {sizes[r::pp].tobytes(): r for r in reversed(range(pp))}.values()
-    held = {r: _held(states(pp, vpp, r, microbatches, overlap), sizes[r::pp], main) for r in sorted(alike)}
-    full = max(held, key=lambda r: (held[r][main], held[r].sum(), -r))
-    counts = [tuple(stage_counts(chunks_of(stages, pp, r), pp, Replay()).values()) for r in (slow, full)]
-    shares = np.ones((2, len(FFNS)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for number in range(1, max(len(first) for first in firsts)):
-            done = np.array([first[min(number, len(first) - 1)] for first in firsts])
-            most = np.nan_to_num(done[full::pp] / sizes[full::pp]).max(axis=0)
-            for i, some in enumerate((slice(slow, None, pp), slice(None))):
-                share = done[some].sum(axis=0) / sizes[some].sum(axis=0) / most
-                shares[i] = np.fmin(shares[i], np.where(most > 0, share, 1.0))
-    return Profile(counts[0], counts[1], tuple(held[full].tolist()), tuple(shares.ravel().tolist()))
-
-
-@lru_cache(maxsize=4096)
-def _firsts(stage: Stage) -> Ints:
-    """Layers of each of ``FFNS`` among those that block recompute of 0, 1, 2 ... layers takes in a virtual stage."""
-    layers = [item for item in stage if item.kind is not None]
-    most = max((sum(i.what == what for i in layers) for what in ("layer", "mtp")), default=0)
-    out = np.zeros((most + 1, len(FFNS)), np.int64)
-    for number in range(1, most + 1):
-        flags = replayed(stage, Replay("block", number))
-        for flag, item in zip(flags, layers, strict=True):
-            if flag and item.kind is not None:
-                out[number, FFNS.index(item.kind.ffn)] += 1
-    return out
-
-
-def _held(passes: Iterable[States], layers: Ints, main: int) -> Ints:
-    """Layers of each kind in flight on a rank at the end of the forward that leaves the most."""
-    found = [s.in_flight @ layers + layers[s.chunk] for s in passes if s.forward]
-    held = np.vstack(found)
-    return np.asarray(held[np.lexsort([held.sum(axis=1), held[:, main]])[-1]])
-
-
-def grid_profiles(job: Job, source: Shapes, grids: Columns, overlap: bool) -> list[NDArray[Any]]:
-    """The fields of `Profile` for each grid, every number at its least over the grid's pipelines."""
-    first, inverse = grids.classes(("pp", "microbatches"))
-    found: list[list[Any]] = []
-    for r in first:
-        pp = grids.values["pp"][int(grids.codes["pp"][r])]
-        micro = grids.values["microbatches"][int(grids.codes["microbatches"][r])]
-        some = [
-            profile(job.model, pp, vpp, split, representative(pp, vpp, micro), overlap)
-            for vpp, split in source.pipelines(pp)
-            if (vpp == 1 or micro % pp == 0) and (vpp > 1 or pp == 1 or not overlap)
-        ]
-        if not some:
-            some = [Profile((0,) * len(STAGE_COUNTS), (0,) * len(STAGE_COUNTS), (0, 0), (1.0,) * 4)]
-        found.append([np.min(field, axis=0) for field in zip(*some, strict=True)])
-    return [np.array(field)[inverse] for field in zip(*found, strict=True)]
-
-
-def relaxed_grids(
-    job: Job, source: Shapes, grids: Columns, tables: Sequence[TermTable], family: Family
-) -> tuple[Columns, Rows, list[TermTable], Ints]:
-    """Relaxed shapes of some grids in one family, and the most that their pipelines interleave.
-
-    The shapes of a grid follow one another, one for each way. ``tables`` are those of the grids for the family.
-    """
+def relaxed(
+    job: Job, source: Shapes, nodes: Columns, tables: Sequence[TermTable], family: Family
+) -> Relaxed:
+    """Relaxed shapes of some grids or layouts (``nodes``) in one family; ``tables`` are theirs for the family."""
     ways = family.ways
-    codes = {k: np.repeat(v, len(ways)) for k, v in grids.codes.items()}
-    way = np.tile(np.arange(len(ways)), grids.rows)
-    full = np.array([w.full for w in ways])[way]
-    n = grids.rows * len(ways)
-    codes["recompute_method"] = full.astype(np.int64)
-    values = {**grids.values, "recompute_method": ["none", "uniform"]}
+    codes = {k: np.repeat(v, len(ways)) for k, v in nodes.codes.items()}
+    way = np.tile(np.arange(len(ways)), nodes.rows)
+    n = nodes.rows * len(ways)
+    codes["recompute_method"] = np.array([int(w.full) for w in ways])[way]
+    values = {**nodes.values, "recompute_method": ["none", "uniform"]}
     overlaps = sorted({overlap for overlap, _ in family.pairs})
     if len(overlaps) == 1:
         values["ep_overlap"], codes["ep_overlap"] = overlaps, np.zeros(n, np.int64)
@@ -206,74 +122,30 @@ def relaxed_grids(
     single = shapes.array("pp") == 1
     gone = {f: np.array([f in w.replayed for w in ways])[way] for f in FFNS}
     sent = {f: np.array([f in w.sent for w in ways])[way] & single for f in FFNS}
-    spread = [replace(t, classes=np.repeat(t.classes, len(ways))) for t in tables]
-    slow, most, held, shares = (
-        np.repeat(field, len(ways), axis=0) for field in grid_profiles(job, source, grids, overlaps == [True])
-    )
     unit = max(1, next((n for n in source.demands.domains["recompute_num_layers"] if n), 1))
-    whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
-    mean = np.array([whole[n] for n in STAGE_COUNTS]) / shapes.array("pp").astype(float)[:, None]
+    # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
+    replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
+    found, possible = profiles(job, source, nodes, overlaps == [True], replay)
+    stages, shares, top = (np.repeat(field, len(ways), axis=0) for field in found)
     rows = Rows(
-        np.stack(
-            [
-                _stages(job, counts, gone, sent, share)
-                for counts, share in ((slow, shares[:, : len(FFNS)]), (mean, shares[:, len(FFNS) :]))
-            ],
-            1,
-        ),
-        np.tile([0, 1], (n, 1)),
-        _moments(job, most, held, gone, sent, unit),
+        np.stack([_stages(job, stages[:, i], gone, sent, shares[:, i]) for i in range(STAGES)], 1),
+        # The bubble is the mean rank's.
+        np.tile([0, 1, 0], (n, 1)),
+        _moments(job, top, gone, sent, unit) if len(ways) > 1 else top,
     )
-    deepest = np.array([source.deepest(p) for p in shapes.values["pp"]], np.int64)[shapes.codes["pp"]]
-    return shapes, rows, spread, deepest
-
-
-class GridTables:
-    """Term tables of grids for every overlap and graph implementation; terms that name the split are left out.
-
-    Parameters
-    ----------
-    features, grids, terms : domains, grids with their derived sizes, and all terms.
-    pairs : the overlaps and graph implementations to tabulate.
-    """
-
-    def __init__(
-        self,
-        features: Features,
-        grids: Columns,
-        terms: Sequence[Term],
-        pairs: Iterable[tuple[bool, str]],
-    ) -> None:
-        # A grid has many splits.
-        usable = [t for t in terms if not {"vpp", "split"} & set(t.scope)]
-        zeros = np.zeros(grids.rows, np.int64)
-        self.raw = {}
-        for overlap, impl in sorted(pairs):
-            one = Columns(
-                {**grids.values, "ep_overlap": [overlap], "cuda_graph_impl": [impl]},
-                {**grids.codes, "ep_overlap": zeros, "cuda_graph_impl": zeros},
-                grids.rows,
-            )
-            self.raw[overlap, impl] = raw_tables(features, one, usable)
-        some = {id(t.term) for found in self.raw.values() for t in found if t.values.any()}
-        used = {id(t) for t in usable}
-        # The terms that are not always nothing.
-        self.terms = [t for t in terms if id(t) in some or id(t) not in used]
-
-    def least(self, pairs: Iterable[tuple[bool, str]]) -> list[TermTable]:
-        """The tables at the least over some pairs, entry by entry."""
-        best: list[TermTable] = []
-        for pair in sorted(pairs):
-            found = self.raw[pair]
-            best = [b.least(f) for b, f in zip(best, found, strict=True)] if best else found
-        return tidy(best)
+    if "vpp" in nodes.codes:
+        vpp = shapes.array("vpp")
+    else:
+        vpp = np.array([source.deepest(p) for p in shapes.values["pp"]], np.int64)[shapes.codes["pp"]]
+    spread = [replace(t, classes=np.repeat(t.classes, len(ways))) for t in tables]
+    return Relaxed(shapes, rows, spread, vpp, possible)
 
 
 def _stages(
-    job: Job, counts: NDArray[Any], gone: dict[str, Bools], sent: dict[str, Bools], share: Floats
+    job: Job, counts: Floats, gone: dict[str, Bools], sent: dict[str, Bools], share: Floats
 ) -> Floats:
     """Stage counts of a stage, in fractions: ``counts`` of which some layers are replayed or sent."""
-    out = counts.astype(float)
+    out = counts.copy()
     column = STAGE_COLUMN
     mixers = {kind.mixer for kind in job.model.layers()}
     for j, ffn in enumerate(FFNS):
@@ -285,33 +157,44 @@ def _stages(
         # Which of two mixers a block replays depends on its place: then neither is counted.
         if len(mixers) == 1:
             out[:, column[f"replayed_{next(iter(mixers))}"]] += again
-    out[:, column["one"]] = 1.0
     return out
 
 
-def _moments(
-    job: Job, full: Ints, held: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int
-) -> Ints:
-    """Two moments of the fullest rank for each relaxed shape: a forward at the summit, and a layer made anew.
+def _moments(job: Job, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int) -> Ints:
+    """The moments of each way of a mixture; where all layers are kept those are the rows of ``top``.
 
-    No mode holds less than the mixture of its ways at either moment. So the summit counts a transient only where
-    layers are not replayed, and the second moment only what replayed or reloaded layers bring to it.
+    No mode holds less than the mixture of its ways at any of them. So the fullest forward and backward count a
+    transient only where the last kind of layer is kept, and two more moments count only what a replayed or
+    reloaded layer of that kind brings to them.
     """
-    out = np.zeros((len(full), MOMENTS, len(COLUMN)), np.int64)
-    out[:, :, : len(STAGE_COUNTS)] = full[:, None]
+    out = np.zeros((len(top), len(SUMMIT) + 2, len(COLUMN)), np.int64)
+    out[:, : len(SUMMIT)] = top
+    out[:, len(SUMMIT) :, : len(STAGE_COUNTS)] = top[:, :1, : len(STAGE_COUNTS)]
     last = job.model.layers()[-1].ffn
-    units = np.zeros(len(full), np.int64)
-    for j, ffn in enumerate(FFNS):
-        kept = np.where(gone[ffn] | sent[ffn], 0, held[:, j])
-        out[:, 0, COLUMN[f"live_{ffn}"]] = kept
-        out[:, 0, COLUMN["live_attention"]] += kept
-        units += np.where(gone[ffn], held[:, j] // unit, 0)
-    out[:, 0, COLUMN["live_unit"]] = units
-    there = held[:, FFNS.index(last)] > 0
-    out[:, 0, COLUMN[f"at_forward_{last}"]] = there & ~gone[last]
-    anew = (gone[last] | sent[last]) & there
-    out[:, 1, COLUMN["live_unit"]] = np.where(anew, np.maximum(units - 1, 0), units)
-    out[:, 1, COLUMN["live_attention"]] = anew
-    out[:, 1, COLUMN[f"live_{last}"]] = anew
-    out[:, 1, COLUMN[f"at_forward_{last}"]] = anew
+    held = {ffn: top[:, 0, COLUMN[f"live_{ffn}"]] for ffn in FFNS}
+    away = {ffn: gone[ffn] | sent[ffn] for ffn in FFNS}
+    kept = sum(np.where(away[ffn], 0, held[ffn]) for ffn in FFNS)
+    units = sum(np.where(gone[ffn], held[ffn] // unit, 0) for ffn in FFNS)
+    mixed = np.flatnonzero(away["dense"] | away["moe"])
+    stay = np.flatnonzero(~away[last])
+    for j, transient in enumerate(("at_forward", "at_backward", "at_backward", "at_forward")):
+        rows = out[:, j]
+        bring = rows[:, COLUMN[f"{transient}_{last}"]].copy()
+        stale = rows[:, COLUMN["stale_moe"]].copy()
+        rows[mixed, len(STAGE_COUNTS) :] = 0
+        for ffn in FFNS:
+            rows[mixed, COLUMN[f"live_{ffn}"]] = np.where(away[ffn], 0, held[ffn])[mixed]
+        rows[mixed, COLUMN["live_attention"]] = kept[mixed]
+        rows[mixed, COLUMN["live_unit"]] = units[mixed]
+        some = np.intersect1d(mixed, stay)
+        rows[some, COLUMN[f"{transient}_{last}"]] = bring[some]
+        if last == "moe":
+            rows[some, COLUMN["stale_moe"]] = stale[some]
+    anew = away[last] & (held[last] > 0)
+    for j, transient in ((len(SUMMIT), "at_forward"), (len(SUMMIT) + 1, "at_backward")):
+        rows = out[:, j]
+        rows[:, COLUMN["live_unit"]] = np.where(anew, np.maximum(units - 1, 0), units)
+        rows[:, COLUMN["live_attention"]] = anew
+        rows[:, COLUMN[f"live_{last}"]] = anew
+        rows[:, COLUMN[f"{transient}_{last}"]] = anew
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.moments import COLUMN, held_by, worst_moments
-from mbsolve.constraints.placement import STAGE_COUNTS, Replay, chunks_of, stage_classes, virtual_stages
+from mbsolve.constraints.moments import COLUMN, SUMMIT, summit, worst_moments
+from mbsolve.constraints.placement import (
+    STAGE_COUNTS,
+    Replay,
+    Stage,
+    chunks_of,
+    stage_classes,
+    virtual_stages,
+)
 from mbsolve.constraints.schedule import Ints, representative, states
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
@@ -95,40 +103,49 @@ def no_moments(rows: int) -> Ints:
     return np.zeros((rows, 1, len(COLUMN)), np.int64)
 
 
-def first_moments(job: Job, shapes: Columns, stages: Ints) -> Ints:
-    """One moment of the first rank of each full shape: the end of the forward that leaves the most in flight.
+def first_moments(job: Job, shapes: Columns) -> Ints:
+    """A few moments of the rank of each full shape that holds the most layers in flight (`moments.summit`).
 
-    It costs a fraction of `moment_rows`, and rejects most shapes that do not fit.
+    They cost a fraction of `moment_rows`, and reject most shapes that do not fit.
     """
     first, inverse = shapes.classes(SCHEDULE)
-    live = np.zeros((len(first), len(COLUMN)), np.int64)
+    out = np.zeros((len(first), len(SUMMIT), len(COLUMN)), np.int64)
     for i, r in enumerate(first):
         at = {n: shapes.values[n][int(shapes.codes[n][r])] for n in SCHEDULE}
         replay = Replay(at["recompute_method"], at["recompute_num_layers"], at["activation_offload_layers"])
         few = representative(at["pp"], at["vpp"], at["microbatches"])
-        live[i] = _fullest(job.model, at["pp"], at["vpp"], at["split"], replay, few, at["ep_overlap"])
-    out = live[inverse]
-    out[:, : len(STAGE_COUNTS)] = stages[:, 0]
-    return out[:, None, :]
+        out[i] = top_rank(job.model, at["pp"], at["vpp"], at["split"], replay, few, at["ep_overlap"])[1]
+    return out[inverse]
 
 
 @lru_cache(maxsize=65536)
-def _fullest(
+def top_rank(
     model: Model, pp: int, vpp: int, split: Split, replay: Replay, microbatches: int, overlap: bool
-) -> Ints:
-    """Counts in flight on the first rank at that moment."""
-    chunks = chunks_of(virtual_stages(model, pp, vpp, split), pp, 0)
-    whole = np.array([held_by(chunk, replay) for chunk in chunks])
-    best, most = np.zeros(len(COLUMN), np.int64), -1
-    for state in states(pp, vpp, 0, microbatches, overlap):
-        if state.forward:
-            held = state.in_flight @ whole + whole[state.chunk]
-            k = int(held.sum(axis=1).argmax())
-            if held[k].sum() > most:
-                best, most = held[k], int(held[k].sum())
-    if replay.method == "uniform" and best[COLUMN["live_unit"]]:
-        # The backward that follows holds the attention of one whole layer in place of its input.
-        best = best.copy()
-        best[COLUMN["live_unit"]] -= 1
-        best[COLUMN["live_attention"]] += 1
-    return best
+) -> tuple[int, Ints]:
+    """The rank that holds the most layers in flight, MoE layers first, and its `moments.summit`."""
+    stages = virtual_stages(model, pp, vpp, split)
+    # Of ranks with the same layers the first one holds the most.
+    alike = {_sizes(stages[r::pp]): r for r in reversed(range(pp))}
+    best: tuple[tuple[int, ...], int] | None = None
+    for sizes, r in sorted(alike.items(), key=lambda pair: pair[1]):
+        layers = np.array(sizes)
+        held = np.vstack(
+            [
+                state.in_flight @ layers + layers[state.chunk]
+                for state in states(pp, vpp, r, microbatches, overlap)
+                if state.forward
+            ]
+        )
+        every, moe = held[held[:, 0].argmax()].tolist()
+        # Checkpointed layers hold the same, experts or not.
+        score = (every, 0, -r) if replay.method == "uniform" else (moe, every, -r)
+        if best is None or score > best[0]:
+            best = score, r
+    rank = best[1] if best is not None else 0
+    return rank, summit(chunks_of(stages, pp, rank), pp, rank, microbatches, replay, overlap)
+
+
+def _sizes(chunks: Sequence[Stage]) -> tuple[tuple[int, int], ...]:
+    """Layers of each chunk: all, and those with experts."""
+    kinds = [[item.kind.ffn for item in chunk if item.kind is not None] for chunk in chunks]
+    return tuple((len(k), k.count("moe")) for k in kinds)

@@ -138,7 +138,7 @@ class Search(Session):
 
     def _level(self) -> int:
         """The goal's level in whole quanta."""
-        return int(self.goal.level / self.quantum())
+        return math.floor(self.goal.level / self.quantum() + 1e-6)
 
     def _prepare(self) -> None:
         """Open and tighten until every shape under the goal is known."""

@@ -65,7 +65,7 @@ class Session:
     statistics: Effort = field(default_factory=_no_effort)
 
     def __post_init__(self) -> None:
-        self.goal = Goal(self.most_quanta() * self.quantum())
+        self.goal = Goal((self.most_quanta() + 1) * self.quantum())
         with self.building():
             self.pool = Pool(
                 self.job, self.demands, self.rules, self.objective, self.limited, self.goal, self.offer

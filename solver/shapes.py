@@ -83,6 +83,7 @@ class Shapes:
         self._values: dict[str, list[Any]] = {}
         self._choices: dict[int, list[tuple[int, int]]] | None = None
         self._known: list[Split] = []
+        self._modes: dict[tuple[int, bool], list[tuple[Any, ...]]] = {}
         self.grids = self._grids()
 
     def _allowed(self, name: str) -> list[Any]:
@@ -221,6 +222,11 @@ class Shapes:
 
     def modes(self, depth: int, single: bool) -> list[tuple[Any, ...]]:
         """Combinations of the mode decisions that could be legal for some layout."""
+        if (depth, single) not in self._modes:
+            self._modes[depth, single] = self._all_modes(depth, single)
+        return self._modes[depth, single]
+
+    def _all_modes(self, depth: int, single: bool) -> list[tuple[Any, ...]]:
         out: list[tuple[Any, ...]] = []
         numbers = self.demands.domains["recompute_num_layers"]
         for method in self._allowed("recompute_method"):

@@ -35,7 +35,7 @@ def constant(tables: Sequence[TermTable], row: str, rows: int) -> Floats:
     out = np.zeros(rows)
     for t in tables:
         if t.term.row == row:
-            out += t.values.min(axis=1)[t.classes]
+            out += t.extreme(most=False)[t.classes]
     return out
 
 
@@ -193,7 +193,7 @@ def least_values(
         if kind is None:
             continue
         if features is None or full is None or not t.features:
-            out[:, kind] += (t.values.max(axis=1) if most else t.values.min(axis=1))[t.classes]
+            out[:, kind] += t.extreme(most)[t.classes]
             continue
         if t.features not in masks:
             masks[t.features] = [
@@ -205,6 +205,5 @@ def least_values(
         for shapes, mask in ((~full, masks[t.features][0]), (full, masks[t.features][1])):
             if not shapes.any():
                 continue
-            chosen = t.values[:, mask] if mask.any() else t.values
-            out[shapes, kind] += (chosen.max(axis=1) if most else chosen.min(axis=1))[t.classes[shapes]]
+            out[shapes, kind] += t.extreme(most, mask)[t.classes[shapes]]
     return out

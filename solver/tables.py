@@ -205,6 +205,16 @@ class TermTable:
     tuples: Ints
     values: Floats
     classes: Ints
+    # The extremes of ``values``, shared by all tables that differ in ``classes`` only.
+    _extremes: dict[tuple[bool, bytes], Floats] = field(default_factory=dict, repr=False, compare=False)
+
+    def extreme(self, most: bool, mask: Bools | None = None) -> Floats:
+        """The least (or ``most``) value of each class over some tuples, over all where the mask leaves none."""
+        key = most, b"" if mask is None else mask.tobytes()
+        if key not in self._extremes:
+            chosen = self.values if mask is None or not mask.any() else self.values[:, mask]
+            self._extremes[key] = chosen.max(axis=1) if most else chosen.min(axis=1)
+        return self._extremes[key]
 
     def least(self, other: TermTable) -> TermTable:
         """The smaller of two tables of the same term over the same shapes, entry by entry."""

@@ -8,27 +8,33 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
 from mbsolve.constraints.vocabulary import SHAPE
+from mbsolve.solver.goal import Goal
+from mbsolve.solver.grids import Grids
 from mbsolve.solver.pool import Pool
 from mbsolve.solver.search import Objective, hard_rules
-from mbsolve.solver.shapes import GRID, LAYOUT
+from mbsolve.solver.shapes import GRID, LAYOUT, MODES
 from tests.solver.oracle import Entry
 from tests.solver.small_jobs import PHASES, random_budget, random_space
 
 SLACK = 1 + 1e-9
+# A target above everything, in seconds or bytes.
+LARGE = 1e16
+Optima = dict[tuple[Any, ...], float]
 
 
 def optima(
     found: Sequence[Entry], names: Sequence[str], objective: Objective
-) -> dict[tuple[Any, ...], float]:
+) -> Optima:
     """The best plan of each combination of some decisions, in seconds or bytes."""
     quantum = SECONDS_PER_QUANTUM if objective == "time" else BYTES_PER_QUANTUM
-    out: dict[tuple[Any, ...], float] = defaultdict(lambda: math.inf)
+    out: Optima = defaultdict(lambda: math.inf)
     for entry in found:
         key = tuple(entry.values[n] for n in names)
         out[key] = min(out[key], entry.score(objective) * quantum)
@@ -42,27 +48,41 @@ def check(bound: float, target: float, optimum: float, what: Mapping[str, Any]) 
     ), f"bound {bound} of {what} under target {target}, but the optimum is {optimum}"
 
 
+def pairs(pool: Pool, found: Sequence[Entry], names: Sequence[str], objective: Objective) -> list[Optima]:
+    """`optima` of each family of the pool's grids."""
+    assert pool.grids is not None
+    return [
+        optima([e for e in found if family.holds([e.values[n] for n in MODES])], names, objective)
+        for family in pool.grids.families
+    ]
+
+
 def check_pool(objective: Objective, seed: int) -> None:
-    """Check grids, relaxed grids, and shapes after a glance, the dual and the enumeration."""
+    """Check grids family by family, and shapes after a glance, the dual and the enumeration."""
     random = Random(seed)
     space = random_space(random)
     job = random_budget(random, space)
     fitting = [e for e in space.found if e.fits(job)]
-    best = {names: optima(fitting, names, objective) for names in (GRID, LAYOUT, SHAPE)}
-    some = min(best[SHAPE].values(), default=1.0)
-    for target in (math.inf, some * 1.5, some * SLACK, some * 0.8):
-        pool = Pool(job, space.demands, hard_rules(job), objective)
-        if pool.empty:
+    best = optima(fitting, SHAPE, objective)
+    some = min(best.values(), default=1.0)
+    for target in (LARGE, some * 1.5, some * SLACK, some * 0.8):
+        goal = Goal(target)
+        goal.level = target / SLACK
+        pool = Pool(job, space.demands, hard_rules(job), objective, goal=goal)
+        if pool.grids is None:
             assert not fitting
             return
+        grids, of_grids = pool.grids, pairs(pool, fitting, GRID, objective)
 
-        def checked_grids(pool: Pool = pool, target: float = target) -> None:
-            for i in range(len(pool.bound)):
-                row = pool.source.grids.row(i)
-                check(pool.bound[i], target, best[GRID][tuple(row[n] for n in GRID)], row)
+        def checked_grids(
+            grids: Grids = grids, target: float = target, of_grids: list[Optima] = of_grids
+        ) -> None:
+            for i, f in np.ndindex(*grids.bound.shape):
+                row = grids.source.grids.row(i)
+                check(grids.bound[i, f], target, of_grids[f][tuple(row[n] for n in GRID)], row)
 
         checked_grids()
-        while pool.grow(math.inf if target == math.inf else target):
+        while pool.grow(target):
             while pool.tighten(target):
                 pass
         checked_grids()
@@ -73,9 +93,9 @@ def check_pool(objective: Objective, seed: int) -> None:
                 key = tuple(row[n] for n in SHAPE)
                 assert key not in seen
                 seen.add(key)
-                check(chunk.bound[i], target, best[SHAPE][key], {n: row[n] for n in SHAPE})
+                check(chunk.bound[i], target, best[key], {n: row[n] for n in SHAPE})
                 assert chunk.bound[i] >= 0
-        for key, optimum in best[SHAPE].items():
+        for key, optimum in best.items():
             assert key in seen or optimum >= target, f"{key} with {optimum} was left out under {target}"
 
 
@@ -87,18 +107,24 @@ def test_no_layout_bound_exceeds_an_optimum(objective: Objective, seed: int) -> 
     random = Random(seed)
     space = random_space(random)
     job = random_budget(random, space)
-    best = optima([e for e in space.found if e.fits(job)], LAYOUT, objective)
+    fitting = [e for e in space.found if e.fits(job)]
     pool = Pool(job, space.demands, hard_rules(job), objective)
-    if pool.empty:
+    if pool.grids is None:
         return
-    layouts = pool.source.layouts(pool.order).with_derived(job)
+    grids = pool.grids
+    layouts = grids.layouts(np.arange(grids.columns.rows))
     if not layouts.rows:
-        assert not best
+        assert not fitting
         return
-    bound = pool._layout_bounds(layouts)
-    for i in range(layouts.rows):
-        row = layouts.row(i)
-        check(bound[i], math.inf, best[tuple(row[n] for n in LAYOUT)], row)
+    for f, best in enumerate(pairs(pool, fitting, LAYOUT, objective)):
+        if not grids.families[f].pairs:
+            assert not best
+            continue
+        for target in (0.0, 1.1 * min(best.values(), default=0.0), LARGE):
+            bound = grids.layout_bounds(layouts, f, target)
+            for i in range(layouts.rows):
+                row = layouts.row(i)
+                check(bound[i], target, best[tuple(row[n] for n in LAYOUT)], row)
 
 
 @settings(deadline=None, max_examples=4, derandomize=True, phases=PHASES)
@@ -109,17 +135,20 @@ def test_raising_the_target_keeps_bounds_valid(seed: int) -> None:
     space = random_space(random)
     job = random_budget(random, space)
     best = optima([e for e in space.found if e.fits(job)], SHAPE, "time")
-    pool = Pool(job, space.demands, hard_rules(job), "time")
+    goal = Goal(LARGE)
+    pool = Pool(job, space.demands, hard_rules(job), "time", goal=goal)
     if pool.empty or not best:
         return
     optima_in_order = sorted(set(best.values()))
-    while pool.grow(math.inf):
+    goal.level = LARGE
+    while pool.grow(LARGE):
         pass
     for target in (
         optima_in_order[0] * SLACK,
         optima_in_order[len(optima_in_order) // 2],
         optima_in_order[-1] * 1.1,
     ):
+        goal.level = target / SLACK
         while pool.tighten(target):
             pass
         for chunk in pool.chunks:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.quantised import quantised
-from mbsolve.solver import pool, search
+from mbsolve.solver import grids, pool, search
 from mbsolve.solver.search import Objective
 from mbsolve.solver.tie import key_of
 from tests.solver.oracle import best_of, searched
@@ -21,7 +21,7 @@ from tests.solver.small_jobs import PHASES, random_budget, random_space
 TOP = 3
 
 
-STEPS = {"GRIDS": 1, "CHUNK": 2, "DUAL": 2, "FIRST": 2, "RELAXED": 2}
+STEPS = {"GRIDS": 1, "CHUNK": 2, "DUAL": 2, "START": 1}
 
 
 @contextmanager
@@ -30,6 +30,7 @@ def step_by_step() -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in STEPS.items():
             stack.enter_context(mock.patch.object(pool, name, value))
+        stack.enter_context(mock.patch.object(grids, "REFINED", 2))
         for name, value in (("GUESS", 2), ("BATCH", 8)):
             stack.enter_context(mock.patch.object(search, name, value))
         yield
