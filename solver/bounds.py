@@ -110,6 +110,33 @@ class Bounder:
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
         self._least: dict[bool, Floats] = {} if least is None else {False: least}
+        self._parts: tuple[list[Component], Ints] | None = None
+        self._origin: tuple[Bounder, Ints] | None = None
+
+    def components(self) -> tuple[list[Component], Ints]:
+        """`components.components` of these shapes."""
+        if self._parts is None:
+            if self._origin is not None:
+                origin, index = self._origin
+                parts, hub = origin.components()
+                self._parts = [part.take(index) for part in parts], hub
+            else:
+                self._parts = components(self.features, self.shapes, self.tables, self.kinds)
+        return self._parts
+
+    def moved(self, index: Ints, shapes: Columns, rows: Rows, vpp: Ints) -> Bounder:
+        """A bounder of other shapes that cost what the shapes at ``index`` do, but have other counts.
+
+        It serves for bounds only: ``tables`` are still those of these shapes.
+        """
+        out = copy(self)
+        out._origin, out._parts = (self, index), None
+        out.shapes, out.rows, out.full = shapes, rows, self.full[index]
+        out.counter = Counter(self.kinds, rows)
+        out.model = StepModel(shapes, rows.ranks, self.model.fixed[index], vpp)
+        out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
+        out._least = {False: self.least()[index]}
+        return out
 
     def least(self, most: bool = False) -> Floats:
         """`least_values` of these shapes."""
@@ -168,11 +195,10 @@ class Bounder:
         total = np.zeros((n, len(hub)))
         picks: list[dict[tuple[int, ...], Ints]] = []
         for part in parts:
-            cost = np.zeros((n, len(part.tuples)))
-            for j, kind in enumerate(part.kinds):
-                cost += weights[:, kind, None] * part.values[j][part.classes]
-            if part.mask is not None:
-                cost[~part.mask] = np.inf
+            cost = part.cost(weights)
+            allowed = part.allowed()
+            if allowed is not None:
+                cost[~allowed] = np.inf
             least, pick = {}, {}
             for key, where in part.groups.items():
                 pick[key] = cost[:, where].argmin(axis=1) + where.start
@@ -215,7 +241,7 @@ class Bounder:
         ways : shapes in a group.
         prices : (groups, 2, moments) prices on device and host memory to begin with, in seconds a byte.
         """
-        parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
+        parts, hub = self.components()
         n = self.shapes.rows // ways
         bound, estimate = np.full(n, -np.inf), np.full(n, np.inf)
         chosen = np.zeros((n, len(parts)), np.int64)
@@ -264,12 +290,13 @@ class Bounder:
         """The same for some of the shapes; without tables it serves the rounds of `dual` only."""
         out = copy(self)
         out.rows, out.full = self.rows.take(index), self.full[index]
+        out.shapes = self.shapes.take(index)
         if with_tables:
-            out.shapes = self.shapes.take(index)
             out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
         out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
         out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
         out._least = {most: values[index] for most, values in self._least.items()}
+        out._origin, out._parts = (self, index), None
         return out
 
     def excess(self, values: Floats, index: Ints, limited: bool) -> tuple[Floats, Floats]:
@@ -281,7 +308,7 @@ class Bounder:
 
     def least_peak(self, ways: int = 1) -> Floats:
         """Peak that each group cannot go below, in bytes: each moment is minimised on its own."""
-        parts, hub = components(self.features, self.shapes, self.tables, self.kinds)
+        parts, hub = self.components()
         flat = np.zeros((*self.rows.stages.shape[:2], len(PASS_ROWS)))
         none = np.zeros(self.rows.moments.shape[:2])
         out = np.zeros(self.shapes.rows // ways)

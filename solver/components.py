@@ -8,10 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from mbsolve.solver.columns import Columns, Ints
+from mbsolve.solver.columns import Columns, Ints, distinct
 from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope
 
 HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
+# Shapes to a class from which classes are taken one by one.
+DENSE: Final = 6
 # Rules over more free features than this are relaxed to what they allow inside each component.
 JOINED: Final = 3
 
@@ -27,7 +29,8 @@ class Component:
     kinds : indices of the kinds that the features touch.
     values : (kinds, classes, tuples).
     classes : class of each shape.
-    mask : (shapes, tuples) that the rules allow; None where they allow all.
+    mask : (mask classes, tuples) that the rules allow; None where they allow all.
+    mask_classes : mask class of each shape.
     groups : values of the hub features -> the slice of tuples that have them.
     hub : places of the component's hub features among all hub features.
     """
@@ -38,13 +41,31 @@ class Component:
     values: Floats
     classes: Ints
     mask: Bools | None
+    mask_classes: Ints
     groups: dict[tuple[int, ...], slice]
     hub: tuple[int, ...]
 
     def take(self, index: Ints) -> Component:
         """The same over some of the shapes."""
-        mask = self.mask[index] if self.mask is not None else None
-        return replace(self, classes=self.classes[index], mask=mask)
+        return replace(self, classes=self.classes[index], mask_classes=self.mask_classes[index])
+
+    def cost(self, weights: Floats) -> Floats:
+        """Weighted sum (shapes, tuples) of the component's kinds, for weights (shapes, all kinds)."""
+        mine = weights[:, self.kinds]
+        order = np.argsort(self.classes, kind="stable")
+        starts = np.flatnonzero(np.diff(self.classes[order], prepend=-1))
+        if len(order) < DENSE * len(starts):
+            return np.asarray(np.matmul(mine[:, None, :], self.values[:, self.classes].transpose(1, 0, 2))[:, 0])
+        out = np.empty((len(mine), len(self.tuples)))
+        for some in np.split(order, starts[1:]):
+            out[some] = mine[some] @ self.values[:, self.classes[some[0]]]
+        return out
+
+    def allowed(self, index: Ints | None = None) -> Bools | None:
+        """(shapes, tuples) that the rules allow, of the shapes at ``index``; None where they allow all."""
+        if self.mask is None:
+            return None
+        return self.mask[self.mask_classes if index is None else self.mask_classes[index]]
 
 
 def components(
@@ -141,18 +162,20 @@ def _component(
     )
     used = sorted({kinds[(t.term.row, t.term.per)] for t in tables})
     values = np.zeros((len(used), len(first), len(tuples)))
+    # Tables of one kind with the same shape decisions are added up before they are spread over the classes.
+    groups_of: dict[tuple[int, tuple[str, ...]], tuple[Floats, Ints]] = {}
     for t in tables:
-        pick = features.picks(names, t.features, t.tuples)
-        values[used.index(kinds[(t.term.row, t.term.per)])] += t.values[t.classes[first]][:, pick]
-    mask = np.ones((shapes.rows, len(tuples)), bool) if masks else None
-    for m in masks:
-        inside = [f for f in m.features if f in names]
-        outside = tuple(i for i, f in enumerate(m.features) if f not in names)
-        at = tuple(tuples[:, names.index(f)] for f in inside)
-        allowed = np.stack([np.asarray(t.any(axis=outside) if outside else t)[at] for t in m.of_class])
-        assert mask is not None
-        mask &= allowed[m.classes]
-    tuples, values, mask = _collapse(tuples, values, mask, len(mine))
+        mine_of = t.values[:, features.picks(names, t.features, t.tuples)]
+        at = used.index(kinds[(t.term.row, t.term.per)]), split_scope(t.term.scope)[0]
+        if at in groups_of:
+            groups_of[at] = groups_of[at][0] + mine_of, t.classes
+        else:
+            groups_of[at] = mine_of, t.classes
+    for (kind, _), (sums, of_class) in groups_of.items():
+        values[kind] += sums[of_class[first]]
+    mask, of_mask = _mask(shapes.rows, masks, names, tuples) if masks else (None, np.zeros(shapes.rows, np.int64))
+    if free:
+        tuples, values, mask = _collapse(tuples, values, mask, len(mine))
     groups: dict[tuple[int, ...], slice] = {}
     keys = [tuple(t) for t in tuples[:, : len(mine)].tolist()]
     for i, key in enumerate(keys):
@@ -165,9 +188,30 @@ def _component(
         values,
         classes,
         mask,
+        of_mask,
         groups,
         tuple(hub.index(h) for h in mine),
     )
+
+
+def _mask(
+    rows: int, masks: Sequence[MixedTable], names: Sequence[str], tuples: Ints
+) -> tuple[Bools, Ints]:
+    """What some mixed rules allow: (mask classes, tuples), and the mask class of each shape."""
+    code = np.zeros(rows, np.int64)
+    size = 1
+    for m in masks:
+        first, code = distinct(code * len(m.of_class) + m.classes, size * len(m.of_class))
+        size = len(first)
+    first = distinct(code, size)[0]
+    out = np.ones((size, len(tuples)), bool)
+    for m in masks:
+        inside = [f for f in m.features if f in names]
+        outside = tuple(i for i, f in enumerate(m.features) if f not in names)
+        at = tuple(tuples[:, names.index(f)] for f in inside)
+        allowed = np.stack([np.asarray(t.any(axis=outside) if outside else t)[at] for t in m.of_class])
+        out &= allowed[m.classes[first]]
+    return out, code
 
 
 def linked(features: Features, parts: Sequence[Component]) -> frozenset[str]:
@@ -189,12 +233,11 @@ def _collapse(
     if not len(tuples):
         return tuples, values, mask
     pattern = mask if mask is not None else np.zeros((0, len(tuples)), bool)
-    flat = np.ascontiguousarray(values.reshape(values.shape[0] * values.shape[1], -1).T)
-    seen: dict[tuple[bytes, bytes, bytes], int] = {}
-    heads = np.ascontiguousarray(tuples[:, :hub])
-    pattern = np.ascontiguousarray(pattern.T)
-    for i in range(len(tuples)):
-        seen.setdefault((heads[i].tobytes(), flat[i].tobytes(), pattern[i].tobytes()), i)
-    index = np.array(list(seen.values()), np.int64)
-    order = index[np.lexsort([*tuples[index, :hub].T[::-1]])] if hub else index
-    return tuples[order], values[:, :, order], mask[:, order] if mask is not None else None
+    flat = np.concatenate([values.reshape(-1, len(tuples)), pattern.astype(float)])
+    # Tuples are sorted by hub values and by a sum that equals share; whether they are equal is then looked at.
+    mark = np.cos(np.arange(1.0, len(flat) + 1)) @ flat
+    order = np.lexsort([mark, *tuples[:, :hub].T[::-1]])
+    tuples, values, flat = tuples[order], values[:, :, order], flat[:, order]
+    same = (tuples[1:, :hub] == tuples[:-1, :hub]).all(axis=1) & (flat[:, 1:] == flat[:, :-1]).all(axis=0)
+    keep = np.flatnonzero(np.append(True, ~same))
+    return tuples[keep], values[:, :, keep], mask[:, order][:, keep] if mask is not None else None

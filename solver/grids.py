@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,10 +10,11 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.terms import TERMS
 from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.columns import Columns, Ints
-from mbsolve.solver.least import GridTables
-from mbsolve.solver.relaxed import MOMENTS, families_of, relaxed
+from mbsolve.solver.least import GridTables, too_large
+from mbsolve.solver.relaxed import MOMENTS, families_of, in_family, relaxed
+from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments
 from mbsolve.solver.shapes import Shapes
-from mbsolve.solver.tables import Bools, Features, Floats
+from mbsolve.solver.tables import Bools, Features, Floats, TermTable
 
 # Rounds of the dual in one refinement, and refinements of a pair that do not reach their target.
 ROUNDS = 5
@@ -39,9 +39,14 @@ class Grids:
         self.columns = source.grids.with_derived(job)
         self.families = families_of(job.model, source.modes(job.model.num_layers + 1, single=True))
         pairs = frozenset[tuple[bool, str]]().union(*(f.pairs for f in self.families))
-        tables = GridTables(features, self.columns, TERMS, pairs)
-        self.terms = tables.terms
-        self.tables = [tables.least(f.pairs) for f in self.families]
+        self.tables = GridTables(features, self.columns, TERMS, pairs)
+        # Row of ``columns`` -> row of the grids of ``source``.
+        self.rows = np.arange(self.columns.rows)
+        if limited:
+            self.rows = np.flatnonzero(~too_large(job, self.columns, self.tables.least(pairs)))
+            self.columns = self.columns.take(self.rows)
+            self.tables.take(self.rows)
+        self._bounders: dict[int, Bounder] = {}
         self.bound = np.full((self.columns.rows, len(self.families)), math.inf)
         self.turns = np.zeros(self.bound.shape, np.int64)
         self.prices = np.zeros((*self.bound.shape, 2, MOMENTS))
@@ -57,10 +62,20 @@ class Grids:
 
         ``index`` are their grids.
         """
-        mine = [replace(t, classes=t.classes[index]) for t in self.tables[f]]
-        found = relaxed(self.job, self.source, nodes, mine, self.families[f])
-        bounder = Bounder(self.job, self.features, found.shapes, found.rows, found.tables, vpp=found.vpp)
-        return bounder, found.possible
+        family = self.families[f]
+        if f not in self._bounders:
+            shapes = in_family(self.columns, family)
+            rows = Rows(
+                np.zeros((shapes.rows, 1, len(STAGE_COLUMN)), np.int64),
+                np.ones((shapes.rows, 1), np.int64),
+                no_moments(shapes.rows),
+            )
+            ones = np.ones(shapes.rows, np.int64)
+            tables = self.tables.least(family.pairs)
+            self._bounders[f] = Bounder(self.job, self.features, shapes, rows, tables, vpp=ones)
+        found = relaxed(self.job, self.source, nodes, family)
+        spread = np.repeat(index, len(family.ways))
+        return self._bounders[f].moved(spread, found.shapes, found.rows, found.vpp), found.possible
 
     def _cheap(self, bounder: Bounder, possible: Bools, f: int) -> Floats:
         ways = len(self.families[f].ways)
@@ -115,21 +130,26 @@ class Grids:
 
     def untouched(self) -> int:
         """Grids of which no family was opened."""
-        return int((~self.opened.any(axis=1)).sum())
+        return self.source.grids.rows - int(self.opened.any(axis=1).sum())
 
     def layouts(self, index: Ints) -> Columns:
         """The layouts of some grids, with their derived sizes."""
-        return self.source.layouts(index).with_derived(self.job)
+        return self.source.layouts(self.rows[index]).with_derived(self.job)
+
+    def shape_tables(self, shapes: Columns) -> list[TermTable]:
+        """Term tables of some full shapes."""
+        return self.tables.of(shapes, np.searchsorted(self.rows, shapes.codes["grid"]))
 
     def layout_bounds(self, layouts: Columns, f: int, below: float) -> Floats:
         """Bounds of some layouts in one family, raised towards ``below`` and not below those of their grids."""
-        grid = layouts.codes["grid"]
+        grid = np.searchsorted(self.rows, layouts.codes["grid"])
         bounder, possible = self._bounder(layouts, grid, f)
         bound = np.maximum(self._cheap(bounder, possible, f), self.bound[grid, f])
         loose = np.flatnonzero(bound < below)
         if len(loose):
-            bounder, _ = self._bounder(layouts.take(loose), grid[loose], f)
-            raised = self._raised(bounder, f, below, self.prices[grid[loose], f])
+            ways = len(self.families[f].ways)
+            some = bounder.subset((loose[:, None] * ways + np.arange(ways)).ravel(), with_tables=False)
+            raised = self._raised(some, f, below, self.prices[grid[loose], f])
             bound[loose] = np.maximum(bound[loose], raised)
         return bound
 

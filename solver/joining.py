@@ -67,6 +67,7 @@ class Joiner:
     ) -> None:
         self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
         self.parts, self.hub, self.linked = parts, hub, linked(features, parts)
+        self.flags = sorted({v > 0 for v in features.values[OFFLOAD]})
 
     def choices(
         self, i: int, room: Callable[[Key], float], slopes: Floats
@@ -80,26 +81,31 @@ class Joiner:
         cache: dict[tuple[int, int], Choice] = {}
         found: dict[Key, list[tuple[Floats, Ints, float]]] = {}
         for h in self.hub.tolist():
-            mine: list[Choice] = []
-            for c, part in enumerate(self.parts):
-                where = part.groups.get(tuple(h[j] for j in part.hub))
-                if where is None:
-                    break
-                if (c, where.start) not in cache:
-                    numbers = np.arange(where.start, where.stop)
-                    cache[c, where.start] = self._useful(part, (costs[c][0][where], costs[c][1][:, where], numbers))
-                mine.append(cache[c, where.start])
-            if len(mine) < len(self.parts) or any(not len(m[0]) for m in mine):
+            slices = [part.groups.get(tuple(h[j] for j in part.hub)) for part in self.parts]
+            if any(where is None for where in slices):
                 continue
             granularity, dispatcher = (self.features.values[n][h[HUB.index(n)]] for n in KEY_HUB)
+            rooms = {on: room((granularity, dispatcher, on)) for on in self.flags}
+            fastest = sum(float(c[0][where].min()) for c, where in zip(costs, slices, strict=True))
+            for on in self.flags:
+                found.setdefault((granularity, dispatcher, on), [])
+            if fastest + self.model.fixed[i] >= max(rooms.values()):
+                continue
+            mine: list[Choice] = []
+            for c, where in enumerate(slices):
+                assert where is not None
+                if (c, where.start) not in cache:
+                    numbers = np.arange(where.start, where.stop)
+                    choice = costs[c][0][where], costs[c][1][:, where], numbers
+                    cache[c, where.start] = self._useful(self.parts[c], choice)
+                mine.append(cache[c, where.start])
             for on, restricted in self._offload(mine):
                 key = granularity, dispatcher, on
-                most = room(key)
+                most = rooms[on]
                 joined = self._join(restricted, most - self.model.fixed[i], limit)
                 if joined is None:
                     return None
                 if not len(joined):
-                    found.setdefault(key, []).append((np.zeros(0), joined, most))
                     continue
                 exact = self._steps(i, joined)
                 few = np.flatnonzero(exact < most)
@@ -107,8 +113,8 @@ class Joiner:
                 # What is cut off here is bounded by what is kept: nothing slower may be called the best.
                 cut = float(exact[few[KEPT]]) if len(few) > KEPT else most
                 few = few[:KEPT]
-                found.setdefault(key, []).append((exact[few], joined[few], cut))
-        return {key: _listed(some) for key, some in found.items()}
+                found[key].append((exact[few], joined[few], cut))
+        return {key: _listed(some, room(key)) for key, some in found.items()}
 
     def _costs(
         self, i: int, slopes: Floats
@@ -134,8 +140,9 @@ class Joiner:
         for part in self.parts:
             values = part.values[:, part.classes[i], :]
             seconds = weight[part.kinds] @ values
-            if part.mask is not None:
-                seconds = np.where(part.mask[i], seconds, np.inf)
+            allowed = part.allowed(np.array([i]))
+            if allowed is not None:
+                seconds = np.where(allowed[0], seconds, np.inf)
             costs.append((seconds, memory[:, part.kinds] @ values))
         return costs, limit
 
@@ -223,9 +230,11 @@ class Joiner:
         return np.asarray(seconds + values[:, counter.tail].sum(axis=1))
 
 
-def _listed(found: Sequence[tuple[Floats, Ints, float]]) -> Listed:
+def _listed(found: Sequence[tuple[Floats, Ints, float]], room: float) -> Listed:
     """The choices of one key under all hub tuples; what is past the least cut is not told apart."""
-    cut = min(c for _, _, c in found)
+    cut = min((c for _, _, c in found), default=room)
+    if not found:
+        return Listed(np.zeros(0), np.zeros((0, 0), np.int64), cut)
     seconds, tuples = np.concatenate([s for s, _, _ in found]), np.vstack([t for _, t, _ in found])
     keep = np.argsort(seconds, kind="stable")
     keep = keep[seconds[keep] < cut]

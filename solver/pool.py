@@ -11,8 +11,7 @@ import numpy as np
 
 from mbsolve.constraints.demands import Demands
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.rule import Rule, Term
-from mbsolve.constraints.terms import TERMS
+from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.vocabulary import FEATURES, SHAPE
 from mbsolve.solver.bounds import Bounder, Raised
 from mbsolve.solver.chunk import Chunk
@@ -23,7 +22,7 @@ from mbsolve.solver.grids import Grids
 from mbsolve.solver.joining import Joiner
 from mbsolve.solver.rows import Rows, first_moments, moment_rows, no_moments, stage_rows
 from mbsolve.solver.shapes import Shapes, shape_rules
-from mbsolve.solver.tables import completable, feature_space, term_tables
+from mbsolve.solver.tables import TermTable, completable, feature_space
 from mbsolve.solver.tie import shape_key
 
 __all__ = ["Chunk", "Pool"]
@@ -69,12 +68,10 @@ class Pool:
         self.waiting: list[tuple[float, int, Columns]] = []
         self.layouts = 0
         self.share = START
-        self.terms: list[Term] = list(TERMS)
         self.empty = not self.source.grids.rows or any(not v for v in self.features.values.values())
         self.grids: Grids | None = None
         if not self.empty:
             self.grids = Grids(job, self.source, self.features, objective, self.limited)
-            self.terms = self.grids.terms
 
     def grow(self, below: float) -> bool:
         """Open the next shapes that may be under ``below``; False when there are none."""
@@ -83,7 +80,7 @@ class Pool:
         _, f, layouts = self.waiting.pop(0)
         shapes = self.grids.expand(layouts, f)
         if shapes.rows:
-            self._open(shapes)
+            self._open(shapes, self.grids.shape_tables(shapes))
         self.share = max(1, self.share // 2)
         return True
 
@@ -114,9 +111,8 @@ class Pool:
         grids = self.grids.frontier() if self.grids is not None else math.inf
         return min(self.waiting[0][0] if self.waiting else math.inf, grids)
 
-    def _open(self, shapes: Columns) -> None:
+    def _open(self, shapes: Columns, tables: list[TermTable]) -> None:
         stages, ranks = stage_rows(self.job, shapes)
-        tables = term_tables(self.features, shapes, self.terms)
         bounder = Bounder(
             self.job, self.features, shapes, Rows(stages, ranks, no_moments(shapes.rows)), tables
         )

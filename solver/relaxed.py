@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from mbsolve.solver.columns import Columns
 from mbsolve.solver.profiles import FFNS, STAGES, profiles
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
 from mbsolve.solver.shapes import Shapes
-from mbsolve.solver.tables import Bools, Floats, TermTable
+from mbsolve.solver.tables import Bools, Floats
 
 # Moments of a relaxed shape at most.
 MOMENTS: Final = len(SUMMIT) + 2
@@ -93,39 +92,44 @@ class Relaxed(NamedTuple):
 
     Parameters
     ----------
-    shapes, rows, tables : inputs of a bounder.
+    shapes, rows : inputs of a bounder.
     vpp : (shapes,) virtual stages; of a grid the most that its pipelines have.
     possible : (grids or layouts,) whether there is a pipeline at all.
     """
 
     shapes: Columns
     rows: Rows
-    tables: list[TermTable]
     vpp: Ints
     possible: Bools
 
 
-def relaxed(
-    job: Job, source: Shapes, nodes: Columns, tables: Sequence[TermTable], family: Family
-) -> Relaxed:
-    """Relaxed shapes of some grids or layouts (``nodes``) in one family; ``tables`` are theirs for the family."""
-    ways = family.ways
-    codes = {k: np.repeat(v, len(ways)) for k, v in nodes.codes.items()}
-    way = np.tile(np.arange(len(ways)), nodes.rows)
-    n = nodes.rows * len(ways)
-    codes["recompute_method"] = np.array([int(w.full) for w in ways])[way]
-    values = {**nodes.values, "recompute_method": ["none", "uniform"]}
+def in_family(nodes: Columns, family: Family) -> Columns:
+    """Grids or layouts with what all shapes of a family have in common."""
+    zeros = np.zeros(nodes.rows, np.int64)
+    values, codes = dict(nodes.values), dict(nodes.codes)
+    # Either full recompute or none; which of its methods it is makes no difference to a term.
+    values["recompute_method"] = ["uniform" if family.ways[0].full else "none"]
+    codes["recompute_method"] = zeros
     overlaps = sorted({overlap for overlap, _ in family.pairs})
     if len(overlaps) == 1:
-        values["ep_overlap"], codes["ep_overlap"] = overlaps, np.zeros(n, np.int64)
-    shapes = Columns(values, codes, n)
+        values["ep_overlap"], codes["ep_overlap"] = overlaps, zeros
+    return Columns(values, codes, nodes.rows)
+
+
+def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed:
+    """Relaxed shapes of some grids or layouts (``nodes``) in one family."""
+    ways = family.ways
+    way = np.tile(np.arange(len(ways)), nodes.rows)
+    overlapped = {overlap for overlap, _ in family.pairs} == {True}
+    shapes = nodes.take(np.repeat(np.arange(nodes.rows), len(ways)))
+    n = shapes.rows
     single = shapes.array("pp") == 1
     gone = {f: np.array([f in w.replayed for w in ways])[way] for f in FFNS}
     sent = {f: np.array([f in w.sent for w in ways])[way] & single for f in FFNS}
     unit = max(1, next((n for n in source.demands.domains["recompute_num_layers"] if n), 1))
     # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
     replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
-    found, possible = profiles(job, source, nodes, overlaps == [True], replay)
+    found, possible = profiles(job, source, nodes, overlapped, replay)
     stages, shares, top = (np.repeat(field, len(ways), axis=0) for field in found)
     rows = Rows(
         np.stack([_stages(job, stages[:, i], gone, sent, shares[:, i]) for i in range(STAGES)], 1),
@@ -137,8 +141,7 @@ def relaxed(
         vpp = shapes.array("vpp")
     else:
         vpp = np.array([source.deepest(p) for p in shapes.values["pp"]], np.int64)[shapes.codes["pp"]]
-    spread = [replace(t, classes=np.repeat(t.classes, len(ways))) for t in tables]
-    return Relaxed(shapes, rows, spread, vpp, possible)
+    return Relaxed(shapes, rows, vpp, possible)
 
 
 def _stages(

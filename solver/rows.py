@@ -124,11 +124,16 @@ def top_rank(
 ) -> tuple[int, Ints]:
     """The rank that holds the most layers in flight, MoE layers first, and its `moments.summit`."""
     stages = virtual_stages(model, pp, vpp, split)
-    # Of ranks with the same layers the first one holds the most.
-    alike = {_sizes(stages[r::pp]): r for r in reversed(range(pp))}
+    full = replay.method == "uniform"
     best: tuple[tuple[int, ...], int] | None = None
-    for sizes, r in sorted(alike.items(), key=lambda pair: pair[1]):
-        layers = np.array(sizes)
+    most = -1
+    for r in range(pp):
+        layers = np.array(_sizes(stages[r::pp]))
+        size = int(layers[:, 0 if full else 1].sum()) or int(layers[:, 0].sum())
+        # An earlier rank with as many layers holds no fewer of them in flight.
+        if size <= most:
+            continue
+        most = size
         held = np.vstack(
             [
                 state.in_flight @ layers + layers[state.chunk]
@@ -138,7 +143,7 @@ def top_rank(
         )
         every, moe = held[held[:, 0].argmax()].tolist()
         # Checkpointed layers hold the same, experts or not.
-        score = (every, 0, -r) if replay.method == "uniform" else (moe, every, -r)
+        score = (every, 0, -r) if full else (moe, every, -r)
         if best is None or score > best[0]:
             best = score, r
     rank = best[1] if best is not None else 0

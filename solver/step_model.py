@@ -20,6 +20,8 @@ from mbsolve.solver.tables import Bools, Features, Floats, TermTable
 
 PASS_ROWS: Final = ("forward_device", "forward_host", "backward_device", "backward_host", "transfer")
 _TANGENTS: Final = np.array(TANGENTS, float) / SOFT_SCALE
+# Ratios of host to device time at which one tangent gives way to the next.
+_TURNS: Final = -np.diff(_TANGENTS[:, 0]) / np.diff(_TANGENTS[:, 1])
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,12 @@ def collectives(job: Job, shapes: Columns, tables: Sequence[TermTable]) -> Float
 
 def soft_max(device: Floats, host: Floats) -> tuple[Floats, Floats, Floats]:
     """(value, weight on device, weight on host) of the soft maximum, elementwise."""
-    best = np.zeros_like(device)
-    pick = np.zeros(device.shape, np.int64)
-    for i, (a, b) in enumerate(_TANGENTS):
-        value = a * device + b * host
-        better = value > best
-        best = np.where(better, value, best)
-        pick[better] = i
-    return best, _TANGENTS[pick, 0], _TANGENTS[pick, 1]
+    # The tangents lie in the order of their angle: each is the largest between two ratios of host to device.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(device > 0, host / device, np.where(host > 0, np.inf, 0.0))
+    pick = np.searchsorted(_TURNS, ratio)
+    on_device, on_host = _TANGENTS[pick, 0], _TANGENTS[pick, 1]
+    return on_device * device + on_host * host, on_device, on_host
 
 
 class StepModel:
@@ -164,13 +164,13 @@ class Counter:
 
 
 def leading(counts: Floats, low: Floats, high: Floats) -> Ints:
-    """Rows that no other row exceeds for every kind value between ``low`` and ``high``."""
-    keep: list[int] = []
-    for i in np.argsort(-(counts @ (low + high)), kind="stable"):
-        more = counts[i] - counts[keep]
-        if not keep or ((np.maximum(more, 0) @ high - np.maximum(-more, 0) @ low) > 0).all():
-            keep.append(int(i))
-    return np.array(sorted(keep), np.int64)
+    """Rows that no other row equals or exceeds for every kind value between ``low`` and ``high``; of equals the first."""
+    live = np.flatnonzero((counts != counts[:1]).any(axis=0))
+    counts, low, high = counts[:, live], low[live], high[live]
+    more = counts[:, None, :] - counts[None, :, :]
+    below = (np.maximum(more, 0) @ high + np.minimum(more, 0) @ low) <= 0
+    below &= ~below.T | np.tri(len(counts), k=-1, dtype=bool)
+    return np.flatnonzero(~below.any(axis=1))
 
 
 def least_values(

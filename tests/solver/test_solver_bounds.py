@@ -78,7 +78,7 @@ def check_pool(objective: Objective, seed: int) -> None:
             grids: Grids = grids, target: float = target, of_grids: list[Optima] = of_grids
         ) -> None:
             for i, f in np.ndindex(*grids.bound.shape):
-                row = grids.source.grids.row(i)
+                row = grids.columns.row(i)
                 check(grids.bound[i, f], target, of_grids[f][tuple(row[n] for n in GRID)], row)
 
         checked_grids()
