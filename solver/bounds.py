@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -88,7 +88,6 @@ class Bounder:
     job, features : the job and the domains and rules of its features.
     shapes, rows, tables : shapes with their counts and term tables.
     vpp : virtual stages of each shape, where ``shapes`` do not have them yet.
-    least : what `least` would compute, where it is known.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Bounder:
         rows: Rows,
         tables: Sequence[TermTable],
         vpp: Ints | None = None,
-        least: Floats | None = None,
     ) -> None:
         self.shapes, self.rows, self.tables = shapes, rows, tables
         self.kinds = kinds_of([t.term for t in self.tables])
@@ -109,7 +107,7 @@ class Bounder:
         self.context = constant(self.tables, "context_bytes", shapes.rows)
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
-        self._least: dict[bool, Floats] = {} if least is None else {False: least}
+        self._least: dict[bool, Floats] = {}
         self._parts: tuple[list[Component], Ints] | None = None
         self._origin: tuple[Bounder, Ints] | None = None
 
@@ -124,10 +122,10 @@ class Bounder:
                 self._parts = components(self.features, self.shapes, self.tables, self.kinds)
         return self._parts
 
-    def moved(self, index: Ints, shapes: Columns, rows: Rows, vpp: Ints) -> Bounder:
+    def moved(self, index: Ints, shapes: Columns, rows: Rows, vpp: Ints | None = None) -> Bounder:
         """A bounder of other shapes that cost what the shapes at ``index`` do, but have other counts.
 
-        It serves for bounds only: ``tables`` are still those of these shapes.
+        It has no tables of its own: ``tables`` are still those of these shapes.
         """
         out = copy(self)
         out._origin, out._parts = (self, index), None
@@ -135,15 +133,19 @@ class Bounder:
         out.counter = Counter(self.kinds, rows)
         out.model = StepModel(shapes, rows.ranks, self.model.fixed[index], vpp)
         out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
-        out._least = {False: self.least()[index]}
+        out._least = {}
         return out
 
     def least(self, most: bool = False) -> Floats:
         """`least_values` of these shapes."""
         if most not in self._least:
-            self._least[most] = least_values(
-                self.tables, self.kinds, self.shapes.rows, most, self.features, self.full
-            )
+            if self._origin is not None:
+                origin, index = self._origin
+                self._least[most] = origin.least(most)[index]
+            else:
+                self._least[most] = least_values(
+                    self.tables, self.kinds, self.shapes.rows, most, self.features, self.full
+                )
         return self._least[most]
 
     def cheap(self, ways: int = 1) -> tuple[Floats, Floats, Floats]:
@@ -281,21 +283,19 @@ class Bounder:
             if going.sum() < 0.7 * len(left):
                 keep = np.flatnonzero(going)
                 members = (keep[:, None] * ways + np.arange(ways)).ravel()
-                view, mine = view.subset(members, with_tables=False), [p.take(members) for p in mine]
+                view, mine = view.subset(members), [p.take(members) for p in mine]
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
                 model, room = model.at(keep), room[keep]
         return Raised(bound, estimate, chosen, parts, hub, left, model.step(point)[1], prices)
 
-    def subset(self, index: Ints, with_tables: bool = True) -> Bounder:
-        """The same for some of the shapes; without tables it serves the rounds of `dual` only."""
+    def subset(self, index: Ints) -> Bounder:
+        """The same for some of the shapes; ``tables`` are still those of all."""
         out = copy(self)
         out.rows, out.full = self.rows.take(index), self.full[index]
         out.shapes = self.shapes.take(index)
-        if with_tables:
-            out.tables = [replace(t, classes=t.classes[index]) for t in self.tables]
         out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
         out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
-        out._least = {most: values[index] for most, values in self._least.items()}
+        out._least = {}
         out._origin, out._parts = (self, index), None
         return out
 

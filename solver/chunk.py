@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mbsolve.constraints.moments import COLUMN
+from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.goal import Key, least
 from mbsolve.solver.rows import Rows
@@ -20,33 +21,32 @@ class Chunk:
 
     Parameters
     ----------
-    least : the least value of every kind.
+    base : a bounder of the shapes that knows no moments.
     aimed : the target that a bound was last tightened towards, minus infinity where it never was.
     moments : filled in at the first tightening.
     keys : of shapes that were searched exactly, what the shape decides of a key, and a bound for the rest of it.
     """
 
-    shapes: Columns
-    stages: Ints
-    ranks: Ints
-    tables: list[TermTable]
-    least: Floats
+    base: Bounder
     bound: Floats
     aimed: Floats
     moments: list[Ints | None]
     keys: dict[int, tuple[Key, dict[Key, float]]] = field(default_factory=dict)
 
-    def take(self, index: Ints) -> tuple[Columns, Rows, list[TermTable]]:
-        """Inputs of a bounder or a master model over some of the shapes."""
-        return (
-            self.shapes.take(index),
-            Rows(self.stages[index], self.ranks[index], self._moments(index)),
-            self.tables_of(index),
-        )
+    @property
+    def shapes(self) -> Columns:
+        """The shapes."""
+        return self.base.shapes
 
-    def tables_of(self, index: Ints) -> list[TermTable]:
-        """The term tables of some of the shapes."""
-        return [replace(t, classes=t.classes[index]) for t in self.tables]
+    def bounder(self, index: Ints, moments: Ints | None = None) -> Bounder:
+        """A bounder of some of the shapes with the moments that are known of them, or with others."""
+        rows = self._rows(index) if moments is None else replace(self.base.rows.take(index), moments=moments)
+        return self.base.moved(index, self.shapes.take(index), rows)
+
+    def take(self, index: Ints) -> tuple[Columns, Rows, list[TermTable]]:
+        """Inputs of a master model over some of the shapes."""
+        tables = [replace(t, classes=t.classes[index]) for t in self.base.tables]
+        return self.shapes.take(index), self._rows(index), tables
 
     def bounds(self, excluded: Collection[Key]) -> Floats:
         """A bound of each shape over the plans whose key is none of ``excluded``."""
@@ -57,11 +57,11 @@ class Chunk:
                 out[i] = max(out[i], least(bounds, shape, excluded))
         return out
 
-    def _moments(self, index: Ints) -> Ints:
+    def _rows(self, index: Ints) -> Rows:
         found = [self.moments[int(i)] for i in index]
         height = max((len(f) for f in found if f is not None), default=0) or 1
-        out = np.zeros((len(index), height, len(COLUMN)), np.int64)
+        moments = np.zeros((len(index), height, len(COLUMN)), np.int64)
         for i, rows in enumerate(found):
             if rows is not None:
-                out[i, : len(rows)] = rows
-        return out
+                moments[i, : len(rows)] = rows
+        return replace(self.base.rows.take(index), moments=moments)

@@ -94,6 +94,16 @@ class Columns:
         return Columns(values, codes, self.rows)
 
 
+def stacked(job: Job, parts: Sequence[Columns]) -> Columns:
+    """Tables of the same decisions and values one after the other, with the sizes that follow from them."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [n for n in parts[0].codes if n not in DERIVED]
+    codes = {n: np.concatenate([p.codes[n] for p in parts]) for n in names}
+    values = {n: parts[0].values[n] for n in names}
+    return Columns(values, codes, sum(p.rows for p in parts)).with_derived(job)
+
+
 def scope_rows(columns: Columns, scope: Iterable[str]) -> tuple[tuple[str, ...], Ints, Ints]:
     """Columns that a scope needs, with its distinct rows and the class of every row."""
     names = tuple(dict.fromkeys(n for name in scope for n in NEEDS.get(name, (name,))))

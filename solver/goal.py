@@ -13,9 +13,9 @@ Key = tuple[Any, ...]
 # A bound this much above a score tells a plan that is worse from one that is as good.
 ABOVE: Final = 1 + 1e-9
 # A level is so much above the one before; after some even steps the steps double, and then comes the last one.
-RISE: Final = 0.03
-EVEN: Final = 10
-LEVELS: Final = 16
+RISE: Final = 0.02
+EVEN: Final = 16
+LEVELS: Final = 22
 
 
 class Goal:

@@ -11,7 +11,7 @@ from mbsolve.constraints.terms import TERMS
 from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.least import GridTables, too_large
-from mbsolve.solver.relaxed import MOMENTS, families_of, in_family, relaxed
+from mbsolve.solver.relaxed import MOMENTS, Relaxed, coarse, families_of, in_family, relaxed
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments
 from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Features, Floats, TermTable
@@ -55,13 +55,19 @@ class Grids:
         for f, family in enumerate(self.families):
             mine = np.flatnonzero(single if family.name == "offload" else np.ones(len(single), bool))
             if family.pairs and len(mine):
-                self.bound[mine, f] = self._cheap(*self._bounder(self.columns.take(mine), mine, f), f)
+                found = coarse(job, source, self.columns.take(mine), family)
+                self.bound[mine, f] = self._cheap(self._moved(found, mine, f), found.possible, f)
 
     def _bounder(self, nodes: Columns, index: Ints, f: int) -> tuple[Bounder, Bools]:
         """A bounder of the relaxed shapes of some grids or layouts, and which of these have a pipeline.
 
         ``index`` are their grids.
         """
+        found = relaxed(self.job, self.source, nodes, self.families[f])
+        return self._moved(found, index, f), found.possible
+
+    def _moved(self, found: Relaxed, index: Ints, f: int) -> Bounder:
+        """A bounder of relaxed shapes of the grids at ``index``, with the terms and rules of their family."""
         family = self.families[f]
         if f not in self._bounders:
             shapes = in_family(self.columns, family)
@@ -73,9 +79,8 @@ class Grids:
             ones = np.ones(shapes.rows, np.int64)
             tables = self.tables.least(family.pairs)
             self._bounders[f] = Bounder(self.job, self.features, shapes, rows, tables, vpp=ones)
-        found = relaxed(self.job, self.source, nodes, family)
         spread = np.repeat(index, len(family.ways))
-        return self._bounders[f].moved(spread, found.shapes, found.rows, found.vpp), found.possible
+        return self._bounders[f].moved(spread, found.shapes, found.rows, found.vpp)
 
     def _cheap(self, bounder: Bounder, possible: Bools, f: int) -> Floats:
         ways = len(self.families[f].ways)
@@ -118,9 +123,8 @@ class Grids:
             ways = len(family.ways)
             for start in range(0, len(some), max(1, REFINED // ways)):
                 mine = some[start : start + max(1, REFINED // ways)]
-                bounder, _ = self._bounder(self.columns.take(mine), mine, f)
                 prices = self.prices[mine, f]
-                self.bound[mine, f] = np.maximum(self.bound[mine, f], self._raised(bounder, f, below, prices))
+                self.bound[mine, f] = self._tightened(self.columns.take(mine), mine, f, below, prices)
                 self.prices[mine, f] = prices
                 self.turns[mine, f] += self.bound[mine, f] < below
 
@@ -143,14 +147,19 @@ class Grids:
     def layout_bounds(self, layouts: Columns, f: int, below: float) -> Floats:
         """Bounds of some layouts in one family, raised towards ``below`` and not below those of their grids."""
         grid = np.searchsorted(self.rows, layouts.codes["grid"])
-        bounder, possible = self._bounder(layouts, grid, f)
-        bound = np.maximum(self._cheap(bounder, possible, f), self.bound[grid, f])
+        return self._tightened(layouts, grid, f, below, self.prices[grid, f])
+
+    def _tightened(self, nodes: Columns, index: Ints, f: int, below: float, prices: Floats) -> Floats:
+        """Bounds of grids or layouts of the grids at ``index``; ``prices`` are left where they got to."""
+        bounder, possible = self._bounder(nodes, index, f)
+        bound = np.maximum(self._cheap(bounder, possible, f), self.bound[index, f])
         loose = np.flatnonzero(bound < below)
         if len(loose):
             ways = len(self.families[f].ways)
-            some = bounder.subset((loose[:, None] * ways + np.arange(ways)).ravel(), with_tables=False)
-            raised = self._raised(some, f, below, self.prices[grid[loose], f])
-            bound[loose] = np.maximum(bound[loose], raised)
+            some = bounder.subset((loose[:, None] * ways + np.arange(ways)).ravel())
+            mine = prices[loose]
+            bound[loose] = np.maximum(bound[loose], self._raised(some, f, below, mine))
+            prices[loose] = mine
         return bound
 
     def expand(self, layouts: Columns, f: int) -> Columns:

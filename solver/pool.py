@@ -15,7 +15,7 @@ from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.vocabulary import FEATURES, SHAPE
 from mbsolve.solver.bounds import Bounder, Raised
 from mbsolve.solver.chunk import Chunk
-from mbsolve.solver.columns import Columns, Ints
+from mbsolve.solver.columns import Columns, Ints, stacked
 from mbsolve.solver.components import Component
 from mbsolve.solver.goal import Goal, Key
 from mbsolve.solver.grids import Grids
@@ -78,7 +78,17 @@ class Pool:
         if self.grids is None or not self._refill(self.grids, below):
             return False
         _, f, layouts = self.waiting.pop(0)
-        shapes = self.grids.expand(layouts, f)
+        # What else waits of the family comes along, so that little is not done many times.
+        some = [layouts]
+        left = []
+        for entry in self.waiting:
+            room = CHUNK // self.share - sum(part.rows for part in some)
+            if entry[1] == f and entry[0] < below and entry[2].rows <= room:
+                some.append(entry[2])
+            else:
+                left.append(entry)
+        self.waiting = left
+        shapes = self.grids.expand(stacked(self.job, some), f)
         if shapes.rows:
             self._open(shapes, self.grids.shape_tables(shapes))
         self.share = max(1, self.share // 2)
@@ -113,29 +123,26 @@ class Pool:
 
     def _open(self, shapes: Columns, tables: list[TermTable]) -> None:
         stages, ranks = stage_rows(self.job, shapes)
-        bounder = Bounder(
-            self.job, self.features, shapes, Rows(stages, ranks, no_moments(shapes.rows)), tables
-        )
+        rows = Rows(stages, ranks, no_moments(shapes.rows))
+        base = Bounder(self.job, self.features, shapes, rows, tables)
         n = shapes.rows
-        bound = bounder.cheap()[0] if self.objective == "time" else np.zeros(n)
-        self.chunks.append(
-            Chunk(shapes, stages, ranks, tables, bounder.least(), bound, np.full(n, -math.inf), [None] * n)
-        )
+        bound = base.cheap()[0] if self.objective == "time" else np.zeros(n)
+        self.chunks.append(Chunk(base, bound, np.full(n, -math.inf), [None] * n))
 
     def tighten(self, target: float) -> bool:
-        """Tighten the least bounds that are under ``target`` and were not aimed at it; False when there are none."""
-        rows: list[tuple[float, int, int]] = []
-        for c, chunk in enumerate(self.chunks):
+        """Tighten bounds of a chunk that are under ``target`` and were not aimed at it; False when there are none."""
+        best: tuple[float, Chunk, Ints] | None = None
+        for chunk in self.chunks:
             loose = np.flatnonzero((chunk.bound < target) & (chunk.aimed < target * (1 - 1e-9)))
-            rows += [(float(chunk.bound[i]), c, int(i)) for i in loose]
-        rows.sort()
-        if not rows:
+            if len(loose):
+                least = float(chunk.bound[loose].min())
+                if best is None or least < best[0]:
+                    best = least, chunk, loose
+        if best is None:
             return False
-        by_chunk: dict[int, list[int]] = {}
-        for _, c, i in rows[: max(1, DUAL // self.share)]:
-            by_chunk.setdefault(c, []).append(i)
-        for c, found in by_chunk.items():
-            self._tighten(self.chunks[c], np.array(sorted(found), np.int64), target)
+        _, chunk, loose = best
+        order = np.argsort(chunk.bound[loose], kind="stable")[: max(1, DUAL // self.share)]
+        self._tighten(chunk, np.sort(loose[order]), target)
         return True
 
     def _tighten(self, chunk: Chunk, index: Ints, target: float) -> None:
@@ -149,8 +156,7 @@ class Pool:
             index = index[chunk.bound[index] < target]
         if not len(index):
             return
-        shapes, rows, tables = chunk.take(index)
-        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
+        bounder = chunk.bounder(index)
         if self.objective == "memory":
             chunk.bound[index] = np.maximum(chunk.bound[index], bounder.least_peak())
             return
@@ -160,7 +166,7 @@ class Pool:
             for k in np.argsort(raised.estimate, kind="stable"):
                 if not raised.estimate[k] < self.goal.target:
                     break
-                self.offer(self._assignment(shapes, int(k), raised.parts, raised.chosen[k]))
+                self.offer(self._assignment(bounder.shapes, int(k), raised.parts, raised.chosen[k]))
             return
         self._search(chunk, index, bounder, raised)
 
@@ -198,11 +204,7 @@ class Pool:
 
     def _glance(self, chunk: Chunk, index: Ints, target: float) -> Ints:
         """Shapes that are still under the target after a look at the moments of one pass."""
-        shapes = chunk.shapes.take(index)
-        moments = first_moments(self.job, shapes)
-        rows = Rows(chunk.stages[index], chunk.ranks[index], moments)
-        tables = chunk.tables_of(index)
-        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
+        bounder = chunk.bounder(index, first_moments(self.job, chunk.shapes.take(index)))
         chunk.bound[index[_over(bounder)]] = math.inf
         left = np.flatnonzero(np.isfinite(chunk.bound[index]))
         if self.objective == "time" and len(left):
@@ -212,15 +214,12 @@ class Pool:
 
     def _first_look(self, chunk: Chunk, index: Ints) -> None:
         """Memory of shapes for the first time: out with those that cannot fit, and keep the moments that decide."""
-        shapes = chunk.shapes.take(index)
-        rows = Rows(chunk.stages[index], chunk.ranks[index], moment_rows(self.job, shapes))
-        tables = chunk.tables_of(index)
-        bounder = Bounder(self.job, self.features, shapes, rows, tables, least=chunk.least[index])
+        bounder = chunk.bounder(index, moment_rows(self.job, chunk.shapes.take(index)))
         if self.limited:
             chunk.bound[index[_over(bounder)]] = math.inf
         binding = bounder.binding(everything=not self.limited or self.objective == "memory")
         for k, i in enumerate(index):
-            chunk.moments[int(i)] = rows.moments[k][binding[k]]
+            chunk.moments[int(i)] = bounder.rows.moments[k][binding[k]]
 
     def _assignment(
         self, shapes: Columns, row: int, parts: Sequence[Component], chosen: Ints

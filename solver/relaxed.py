@@ -16,12 +16,13 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN, SUMMIT
-from mbsolve.constraints.placement import STAGE_COUNTS, Replay
+from mbsolve.constraints.placement import STAGE_COUNTS, Replay, stage_counts, virtual_stages
 from mbsolve.constraints.schedule import Ints
+from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 from mbsolve.solver.columns import Columns
 from mbsolve.solver.profiles import FFNS, STAGES, profiles
-from mbsolve.solver.rows import STAGE_COLUMN, Rows
+from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments
 from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Floats
 
@@ -116,6 +117,36 @@ def in_family(nodes: Columns, family: Family) -> Columns:
     return Columns(values, codes, nodes.rows)
 
 
+def coarse(job: Job, source: Shapes, grids: Columns, family: Family) -> Relaxed:
+    """Relaxed shapes of some grids of which only the mean rank is looked at, and no moment of memory."""
+    way = np.tile(np.arange(len(family.ways)), grids.rows)
+    shapes = grids.take(np.repeat(np.arange(grids.rows), len(family.ways)))
+    whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
+    mean = np.array([whole[n] for n in STAGE_COUNTS]) / shapes.array("pp").astype(float)[:, None]
+    gone, sent = _away(family, way, shapes)
+    # How evenly layers are replayed is not known here, unless all of them are.
+    share = np.full((shapes.rows, len(FFNS)), float(family.name == "uniform"))
+    rows = Rows(
+        _stages(job, mean, gone, sent, share)[:, None],
+        np.ones((shapes.rows, 1), np.int64),
+        no_moments(shapes.rows),
+    )
+    return Relaxed(shapes, rows, _deepest(source, shapes), np.ones(grids.rows, bool))
+
+
+def _away(family: Family, way: Ints, shapes: Columns) -> tuple[dict[str, Bools], dict[str, Bools]]:
+    """For each kind of layer, the shapes that replay it, and those that send it to the host."""
+    single = shapes.array("pp") == 1
+    gone = {f: np.array([f in w.replayed for w in family.ways])[way] for f in FFNS}
+    sent = {f: np.array([f in w.sent for w in family.ways])[way] & single for f in FFNS}
+    return gone, sent
+
+
+def _deepest(source: Shapes, shapes: Columns) -> Ints:
+    """Most virtual stages of a rank among the pipelines of each shape."""
+    return np.array([source.deepest(p) for p in shapes.values["pp"]], np.int64)[shapes.codes["pp"]]
+
+
 def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed:
     """Relaxed shapes of some grids or layouts (``nodes``) in one family."""
     ways = family.ways
@@ -123,9 +154,7 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
     overlapped = {overlap for overlap, _ in family.pairs} == {True}
     shapes = nodes.take(np.repeat(np.arange(nodes.rows), len(ways)))
     n = shapes.rows
-    single = shapes.array("pp") == 1
-    gone = {f: np.array([f in w.replayed for w in ways])[way] for f in FFNS}
-    sent = {f: np.array([f in w.sent for w in ways])[way] & single for f in FFNS}
+    gone, sent = _away(family, way, shapes)
     unit = max(1, next((n for n in source.demands.domains["recompute_num_layers"] if n), 1))
     # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
     replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
@@ -137,10 +166,7 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
         np.tile([0, 1, 0], (n, 1)),
         _moments(job, top, gone, sent, unit) if len(ways) > 1 else top,
     )
-    if "vpp" in nodes.codes:
-        vpp = shapes.array("vpp")
-    else:
-        vpp = np.array([source.deepest(p) for p in shapes.values["pp"]], np.int64)[shapes.codes["pp"]]
+    vpp = shapes.array("vpp") if "vpp" in nodes.codes else _deepest(source, shapes)
     return Relaxed(shapes, rows, vpp, possible)
 
 
