@@ -21,7 +21,7 @@ from mbsolve.constraints.placement import (
     stage_counts,
     virtual_stages,
 )
-from mbsolve.constraints.schedule import Ints, representative, states, undominated, undominated_index
+from mbsolve.constraints.schedule import Ints, States, representative, states, undominated, undominated_index
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import LayerKind, Model
 
@@ -282,18 +282,19 @@ def summit(
     counts = stage_counts(chunks, pp, replay)
     base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
     whole, left = np.array([held_by(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
-    most: dict[bool, tuple[int, Ints, Stage, bool]] = {}
+    sizes, lefts = whole.sum(axis=1), left.sum(axis=1)
+    most: dict[bool, tuple[int, States, int]] = {}
     for state in states(pp, len(chunks), rank, microbatches, overlap):
-        if not any(item.kind is not None for item in chunks[state.chunk]):
-            continue
-        held = state.in_flight @ whole + state.others @ left
-        size = held.sum(axis=1) + int(state.forward) * whole[state.chunk].sum()
-        k = int(size.argmax())
-        if state.forward not in most or size[k] > most[state.forward][0]:
-            most[state.forward] = int(size[k]), held[k], chunks[state.chunk], state.stale
+        if any(item.kind is not None for item in chunks[state.chunk]):
+            size = state.in_flight @ sizes + state.others @ lefts
+            k = int(size.argmax())
+            total = int(size[k] + state.forward * sizes[state.chunk])
+            if state.forward not in most or total > most[state.forward][0]:
+                most[state.forward] = total, state, k
     rows: dict[str, Ints] = {}
-    for forward, (_, held, chunk, stale) in sorted(most.items(), reverse=True):
-        names, extra = _offsets(chunk, replay, forward, stale)
+    for _, (_, state, k) in sorted(most.items(), key=lambda entry: -entry[0]):
+        held = state.in_flight[k] @ whole + state.others[k] @ left
+        names, extra = _offsets(chunks[state.chunk], replay, state.forward, state.stale)
         for name, more in zip(names, extra, strict=True):
             for label in SUMMIT:
                 if name.startswith(label):

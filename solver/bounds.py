@@ -195,31 +195,28 @@ class Bounder:
             return np.full(n, np.inf), np.zeros((n, len(self.kinds))), np.zeros((n, len(parts)), np.int64)
         every = np.arange(n)
         total = np.zeros((n, len(hub)))
-        picks: list[dict[tuple[int, ...], Ints]] = []
+        costs = []
         for part in parts:
             cost = part.cost(weights)
             allowed = part.allowed()
             if allowed is not None:
                 cost[~allowed] = np.inf
-            least, pick = {}, {}
-            for key, where in part.groups.items():
-                pick[key] = cost[:, where].argmin(axis=1) + where.start
-                least[key] = cost[every, pick[key]]
-            picks.append(pick)
-            for h, values in enumerate(hub.tolist()):
-                key = tuple(values[i] for i in part.hub)
-                total[:, h] += least.get(key, np.inf)
+            costs.append(cost)
+            least = np.full((n, len(part.starts) + 1), np.inf)
+            np.minimum.reduceat(cost, part.starts, axis=1, out=least[:, :-1])
+            total += least[:, part.of_hub]
         best = total.argmin(axis=1)
         chosen = np.zeros((n, len(parts)), np.int64)
         values_of = np.zeros((n, len(self.kinds)))
+        hubs = np.unique(best)
         for c, part in enumerate(parts):
-            keys = [tuple(values[i] for i in part.hub) for values in hub.tolist()]
-            for h in np.unique(best):
-                rows = np.flatnonzero(best == h)
-                if keys[h] in picks[c]:
-                    chosen[rows, c] = picks[c][keys[h]][rows]
-            for j, kind in enumerate(part.kinds):
-                values_of[:, kind] += part.values[j][part.classes, chosen[:, c]]
+            ends = np.append(part.starts[1:], len(part.tuples))
+            for g in np.unique(part.of_hub[hubs]):
+                if g < len(part.starts):
+                    rows = np.flatnonzero(part.of_hub[best] == g)
+                    where = slice(part.starts[g], ends[g])
+                    chosen[rows, c] = costs[c][rows, where].argmin(axis=1) + where.start
+            values_of[:, part.kinds] += part.values[:, part.classes, chosen[:, c]].T
         return total[every, best], values_of, chosen
 
     def dual(

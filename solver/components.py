@@ -33,6 +33,8 @@ class Component:
     mask_classes : mask class of each shape.
     groups : values of the hub features -> the slice of tuples that have them.
     hub : places of the component's hub features among all hub features.
+    starts : first tuple of each group.
+    of_hub : the group of each hub tuple; one more than there are where it has none.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,8 @@ class Component:
     mask_classes: Ints
     groups: dict[tuple[int, ...], slice]
     hub: tuple[int, ...]
+    starts: Ints
+    of_hub: Ints
 
     def take(self, index: Ints) -> Component:
         """The same over some of the shapes."""
@@ -86,7 +90,14 @@ def components(
     rest = [t for t in tables if set(t.features) <= set(HUB)]
     out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
     hub_tuples = out[-1].tuples
-    return out, hub_tuples
+    return [_with_hub(part, hub_tuples) for part in out], hub_tuples
+
+
+def _with_hub(part: Component, hub: Ints) -> Component:
+    """A component that knows the hub tuples."""
+    number = {key: i for i, key in enumerate(part.groups)}
+    keys = [tuple(values[i] for i in part.hub) for values in hub.tolist()]
+    return replace(part, of_hub=np.array([number.get(key, len(number)) for key in keys], np.int64))
 
 
 def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list[str]]:
@@ -191,6 +202,8 @@ def _component(
         of_mask,
         groups,
         tuple(hub.index(h) for h in mine),
+        np.array([where.start for where in groups.values()], np.int64),
+        np.zeros(0, np.int64),
     )
 
 

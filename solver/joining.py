@@ -133,8 +133,13 @@ class Joiner:
         limit = np.concatenate(
             [np.full(none.shape[1], self.limits.device[i]), np.full(none.shape[1], self.limits.host)]
         )
-        some = np.flatnonzero(memory.any(axis=1))
-        some = some[leading(memory[some] / limit[some, None], *self._range(i))]
+        # Device and host have no kinds in common.
+        some = np.concatenate(
+            [
+                start + leading(memory[start : start + none.shape[1]], *self._range(i))
+                for start in (0, none.shape[1])
+            ]
+        )
         memory, limit = memory[some], limit[some] * (1 + 1e-9)
         costs = []
         for part in self.parts:
