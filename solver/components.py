@@ -87,7 +87,10 @@ def components(
     for free in members:
         mine = [t for t in tables if set(t.features) & set(free)]
         out.append(_component(features, shapes, mine, free, hub, mixed, kinds))
-    rest = [t for t in tables if set(t.features) <= set(HUB)]
+    # What no feature changes has a component of its own, with one tuple.
+    constant = [t for t in tables if not t.features]
+    out.append(_component(features, shapes, constant, [], (), mixed, kinds))
+    rest = [t for t in tables if t.features and set(t.features) <= set(HUB)]
     out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
     hub_tuples = out[-1].tuples
     return [_with_hub(part, hub_tuples) for part in out], hub_tuples

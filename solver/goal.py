@@ -12,7 +12,9 @@ Key = tuple[Any, ...]
 
 # A bound this much above a score tells a plan that is worse from one that is as good.
 ABOVE: Final = 1 + 1e-9
-# A level is so much above the one before; after some even steps the steps double, and then comes the last one.
+# The first level is so much above the least bound, and each so much above the one before; after some even steps the
+# steps double, and then comes the last one.
+FIRST: Final = 0.08
 RISE: Final = 0.02
 EVEN: Final = 16
 LEVELS: Final = 22
@@ -56,7 +58,7 @@ class Goal:
         if self.level >= self.last:
             return False
         self._climbed += 1
-        step = RISE * 2 ** max(0, self._climbed - EVEN)
+        step = FIRST if self._climbed == 1 else RISE * 2 ** max(0, self._climbed - EVEN)
         self.level = min(self.last, max(self.level, frontier) * (1 + step))
         if self._climbed > LEVELS or math.isinf(frontier):
             self.level = self.last
