@@ -21,7 +21,7 @@ from mbsolve.constraints.placement import (
     stage_counts,
     virtual_stages,
 )
-from mbsolve.constraints.schedule import Ints, States, representative, states, undominated, undominated_index
+from mbsolve.constraints.schedule import Ints, representative, states, undominated, undominated_index, walk
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import LayerKind, Model
 
@@ -282,19 +282,20 @@ def summit(
     counts = stage_counts(chunks, pp, replay)
     base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
     whole, left = np.array([held_by(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
-    sizes, lefts = whole.sum(axis=1), left.sum(axis=1)
-    most: dict[bool, tuple[int, States, int]] = {}
-    for state in states(pp, len(chunks), rank, microbatches, overlap):
-        if any(item.kind is not None for item in chunks[state.chunk]):
-            size = state.in_flight @ sizes + state.others @ lefts
-            k = int(size.argmax())
-            total = int(size[k] + state.forward * sizes[state.chunk])
-            if state.forward not in most or total > most[state.forward][0]:
-                most[state.forward] = total, state, k
+    steps = walk(pp, len(chunks), rank, microbatches, overlap)
+    there = np.array([any(item.kind is not None for item in chunk) for chunk in chunks])[steps.chunk]
+    sizes = whole.sum(axis=1)
+    size = steps.before @ sizes + steps.forward * sizes[steps.chunk]
     rows: dict[str, Ints] = {}
-    for _, (_, state, k) in sorted(most.items(), key=lambda entry: -entry[0]):
-        held = state.in_flight[k] @ whole + state.others[k] @ left
-        names, extra = _offsets(chunks[state.chunk], replay, state.forward, state.stale)
+    for forward in (True, False):
+        mine = np.flatnonzero(there & (steps.forward == forward))
+        if not len(mine):
+            continue
+        k = mine[size[mine].argmax()]
+        chunk, others = steps.chunk[k], steps.stale[k].copy()
+        others[chunk] = 0
+        held = steps.before[k] @ whole + others @ left
+        names, extra = _offsets(chunks[chunk], replay, forward, bool(steps.stale[k, chunk]))
         for name, more in zip(names, extra, strict=True):
             for label in SUMMIT:
                 if name.startswith(label):

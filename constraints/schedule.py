@@ -57,12 +57,25 @@ def representative(pp: int, vpp: int, microbatches: int) -> int:
     return min(microbatches, 4 * pp if vpp > 1 else pp + 3)
 
 
-@lru_cache(maxsize=8192)
-def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tuple[States, ...]:
-    """The states of one rank, by kind of pass.
+class Walk(NamedTuple):
+    """The passes of a rank in order, and what it holds just before each.
 
-    ``microbatches`` should be `representative` of the run, which keeps the cache small.
+    Parameters
+    ----------
+    forward, chunk : (passes,) whether it is a forward, and the virtual stage of the rank that it works on.
+    before : (passes, vpp) micro-batches held for each chunk.
+    stale : (passes, vpp) 1 for a chunk whose last pass was a backward.
     """
+
+    forward: NDArray[np.bool_]
+    chunk: Ints
+    before: Ints
+    stale: Ints
+
+
+@lru_cache(maxsize=8192)
+def walk(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> Walk:
+    """The passes of one rank; ``microbatches`` should be `representative` of the run."""
     seq = passes(pp, vpp, rank, microbatches, overlap)
     forward = np.array([f for f, _ in seq])
     chunk = np.array([c for _, c in seq])
@@ -74,6 +87,16 @@ def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tu
     last_backward = np.maximum.accumulate(np.where(hot < 0, index, 0), axis=0)
     stale = np.zeros((len(seq), vpp), np.int64)
     stale[1:] = (last_backward > last_forward)[:-1]
+    return Walk(forward, chunk, before, stale)
+
+
+@lru_cache(maxsize=8192)
+def states(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> tuple[States, ...]:
+    """The states of one rank, by kind of pass.
+
+    ``microbatches`` should be `representative` of the run, which keeps the cache small.
+    """
+    forward, chunk, before, stale = walk(pp, vpp, rank, microbatches, overlap)
     out: list[States] = []
     for way in (True, False):
         for c in range(vpp):

@@ -174,19 +174,17 @@ class Bounder:
         repeats[:, 0] = False
         return np.asarray(keep & ~repeats)
 
-    def leading(self) -> Ints:
-        """The moments of each shape that no other exceeds whatever the features are, padded with zeros."""
-        low, high = self.least(), self.least(most=True)
-        pairs = [*self.counter.device, *self.counter.host]
-        kinds, columns = [k for k, _ in pairs], [c for _, c in pairs]
-        found = [
-            rows[leading(rows[:, columns].astype(float), low[i, kinds], high[i, kinds])]
-            for i, rows in enumerate(self.rows.moments)
-        ]
-        out = np.zeros((len(found), max(len(f) for f in found), self.rows.moments.shape[2]), np.int64)
-        for i, rows in enumerate(found):
-            out[i, : len(rows)] = rows
-        return out
+    def leading(self, i: int, some: Bools) -> Ints:
+        """Of some moments of a shape, those that no other exceeds whatever the features are."""
+        low, high = self.least()[i], self.least(most=True)[i]
+        rows = self.rows.moments[i][some]
+        # Device and host have no kinds in common: a moment leads when it does on either.
+        keep: set[int] = set()
+        for pairs in (self.counter.device, self.counter.host):
+            kinds, columns = [k for k, _ in pairs], [c for _, c in pairs]
+            if kinds and len(rows):
+                keep.update(leading(rows[:, columns].astype(float), low[kinds], high[kinds]).tolist())
+        return np.asarray(rows[sorted(keep)])
 
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:
         """Least weighted sum over the features: (value, kind values, chosen tuple of each component)."""

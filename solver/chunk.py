@@ -11,7 +11,7 @@ from mbsolve.constraints.moments import COLUMN
 from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.goal import Key, least
-from mbsolve.solver.rows import Rows
+from mbsolve.solver.rows import Rows, padded
 from mbsolve.solver.tables import Floats, TermTable
 
 
@@ -58,10 +58,6 @@ class Chunk:
         return out
 
     def _rows(self, index: Ints) -> Rows:
-        found = [self.moments[int(i)] for i in index]
-        height = max((len(f) for f in found if f is not None), default=0) or 1
-        moments = np.zeros((len(index), height, len(COLUMN)), np.int64)
-        for i, rows in enumerate(found):
-            if rows is not None:
-                moments[i, : len(rows)] = rows
-        return replace(self.base.rows.take(index), moments=moments)
+        none = np.zeros((0, len(COLUMN)), np.int64)
+        found = [none if m is None else m for m in (self.moments[int(i)] for i in index)]
+        return replace(self.base.rows.take(index), moments=padded(found))

@@ -219,7 +219,8 @@ class Pool:
             chunk.bound[index[_over(bounder)]] = math.inf
         binding = bounder.binding(everything=not self.limited or self.objective == "memory")
         for k, i in enumerate(index):
-            chunk.moments[int(i)] = bounder.rows.moments[k][binding[k]]
+            if math.isfinite(chunk.bound[i]):
+                chunk.moments[int(i)] = bounder.leading(k, binding[k])
 
     def _assignment(
         self, shapes: Columns, row: int, parts: Sequence[Component], chosen: Ints

@@ -19,7 +19,7 @@ from mbsolve.constraints.placement import (
     stage_classes,
     virtual_stages,
 )
-from mbsolve.constraints.schedule import Ints, representative, states
+from mbsolve.constraints.schedule import Ints, representative, walk
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 from mbsolve.solver.columns import Columns
@@ -103,6 +103,14 @@ def no_moments(rows: int) -> Ints:
     return np.zeros((rows, 1, len(COLUMN)), np.int64)
 
 
+def padded(found: Sequence[Ints]) -> Ints:
+    """The moments of several shapes as one array, at least one for each, padded with zeros."""
+    out = np.zeros((len(found), max((len(f) for f in found), default=0) or 1, len(COLUMN)), np.int64)
+    for i, rows in enumerate(found):
+        out[i, : len(rows)] = rows
+    return out
+
+
 def first_moments(job: Job, shapes: Columns) -> Ints:
     """A few moments of the rank of each full shape that holds the most layers in flight (`moments.summit`).
 
@@ -134,13 +142,9 @@ def top_rank(
         if size <= most:
             continue
         most = size
-        held = np.vstack(
-            [
-                state.in_flight @ layers + layers[state.chunk]
-                for state in states(pp, vpp, r, microbatches, overlap)
-                if state.forward
-            ]
-        )
+        steps = walk(pp, vpp, r, microbatches, overlap)
+        forward = steps.chunk[steps.forward]
+        held = steps.before[steps.forward] @ layers + layers[forward]
         every, moe = held[held[:, 0].argmax()].tolist()
         # Checkpointed layers hold the same, experts or not.
         score = (every, 0, -r) if full else (moe, every, -r)

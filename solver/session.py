@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -16,14 +16,13 @@ from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, SECONDS_PER_QUANTUM
 from mbsolve.constraints.quantised import memory_limits, quantised
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.vocabulary import plan_of
-from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.cpsat import Run, run
 from mbsolve.solver.encode import LARGEST, LONGEST, Master
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime
 from mbsolve.solver.goal import Goal
 from mbsolve.solver.pool import Pool
-from mbsolve.solver.rows import Rows, moment_rows
+from mbsolve.solver.rows import moment_rows, padded
 from mbsolve.solver.tie import KEY_FEATURES, KEY_SHAPE, key_value, shape_key
 
 
@@ -136,9 +135,9 @@ class Session:
             chunk = self.pool.chunks[c]
             shapes, rows, tables = chunk.take(index)
             if every_moment:
-                rows = Rows(rows.stages, rows.ranks, moment_rows(self.job, shapes))
-                bounder = Bounder(self.job, self.pool.features, shapes, rows, tables)
-                rows = Rows(rows.stages, rows.ranks, bounder.leading())
+                bounder = chunk.bounder(index, moment_rows(self.job, shapes))
+                found = [bounder.leading(i, np.ones(len(m), bool)) for i, m in enumerate(bounder.rows.moments)]
+                rows = replace(rows, moments=padded(found))
             out.append((chunk, Master(self.job, self.pool.features, shapes, rows, tables)))
         return out
 
