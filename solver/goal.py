@@ -15,7 +15,7 @@ ABOVE: Final = 1 + 1e-9
 # The first level is so much above the least bound, and each so much above the one before; after some even steps the
 # steps double, and then comes the last one.
 FIRST: Final = 0.08
-RISE: Final = 0.02
+RISE: Final = 0.03
 EVEN: Final = 16
 LEVELS: Final = 22
 

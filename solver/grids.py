@@ -19,6 +19,8 @@ from mbsolve.solver.tables import Bools, Features, Floats, TermTable
 # Rounds of the dual in one refinement, and refinements of a pair that do not reach their target.
 ROUNDS = 5
 TURNS = 3
+# How far above the target bounds are raised, so that a later and higher target finds them high enough.
+AHEAD = 1.05
 # Relaxed shapes that are refined at once.
 REFINED = 1024
 
@@ -94,7 +96,7 @@ class Grids:
         ways, moments = len(self.families[f].ways), bounder.rows.moments.shape[1]
         if self.objective == "memory":
             return bounder.least_peak(ways)
-        raised = bounder.dual(below, ROUNDS, self.limited, ways, prices[:, :, :moments])
+        raised = bounder.dual(below * AHEAD, ROUNDS, self.limited, ways, prices[:, :, :moments])
         prices[:, :, :moments] = raised.prices
         return raised.bound
 

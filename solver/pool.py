@@ -18,7 +18,7 @@ from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.columns import Columns, Ints, stacked
 from mbsolve.solver.components import Component
 from mbsolve.solver.goal import Goal, Key
-from mbsolve.solver.grids import Grids
+from mbsolve.solver.grids import AHEAD, Grids
 from mbsolve.solver.joining import Joiner
 from mbsolve.solver.rows import Rows, first_moments, moment_rows, no_moments, stage_rows
 from mbsolve.solver.shapes import Shapes, shape_rules
@@ -208,7 +208,7 @@ class Pool:
         chunk.bound[index[_over(bounder)]] = math.inf
         left = np.flatnonzero(np.isfinite(chunk.bound[index]))
         if self.objective == "time" and len(left):
-            bound = bounder.subset(left).dual(target, rounds=GLANCE).bound
+            bound = bounder.subset(left).dual(target * AHEAD, rounds=GLANCE).bound
             chunk.bound[index[left]] = np.maximum(chunk.bound[index[left]], bound)
         return index[chunk.bound[index] < target]
 

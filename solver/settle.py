@@ -1,9 +1,9 @@
-"""Which of the equally good plans is named: three more questions to CP-SAT, each holding the last one's answer."""
+"""Which of the equally good plans is named: two more questions to CP-SAT, each holding the last one's answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -15,6 +15,9 @@ from mbsolve.solver.found import Found, InternalError, OutOfTime
 from mbsolve.solver.session import Session
 from mbsolve.solver.tables import Features
 from mbsolve.solver.tie import feature_order, shape_order, unusual
+
+# No plan has so many unusual features.
+MOST_UNUSUAL: Final = 999
 
 
 def settle(session: Session, top: Found, exclude: Sequence[tuple[Any, ...]], batch: int) -> Found:
@@ -54,7 +57,9 @@ def _settle_in(
         step = master.post_time(LONGEST if session.objective == "memory" else score)
     goal, other = (step, peak) if session.objective == "time" else (peak, step)
     model.add(goal <= score)
-    model.minimize(other)
+    odd, order = _oddness(session.pool.features, master)
+    # One question for two: less of the other measure first, then fewer unusual features.
+    model.minimize(other * (MOST_UNUSUAL + 1) + odd)
     done = session.ask(master)
     if done.status == INFEASIBLE:
         return None
@@ -62,11 +67,6 @@ def _settle_in(
         raise OutOfTime
     second = done.integer(other)
     model.add(other <= second)
-    odd, order = _oddness(session.pool.features, master)
-    model.minimize(odd)
-    done = session.ask(master)
-    if done.status != OPTIMAL:
-        raise OutOfTime
     least = done.integer(odd)
     model.add(odd == least)
     model.minimize(order)
@@ -95,7 +95,7 @@ def _oddness(features: Features, master: Master) -> tuple[Any, Any]:
             if unusual(name, v):
                 lits.append(z)
                 weights.append(1)
-    odd = master.model.new_int_var(0, 10_000, "unusual")
+    odd = master.model.new_int_var(0, MOST_UNUSUAL, "unusual")
     master.model.add(cp_model.LinearExpr.weighted_sum(lits, weights) == odd)
     order, scale = [], 1
     terms: list[Any] = []
