@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,78 +62,79 @@ class Master(Decisions):
         super().__init__(features, shapes)
         self.job, self.rows, self.tables = job, rows, tables
 
-    def row(self, which: Sequence[str], counts: Callable[[str], Ints | Floats], unit: str) -> Row:
-        """A row over some term rows, with the counts (shapes,) of each term given by ``counts(per)``."""
-        out = Row(np.zeros(self.shapes.rows, np.int64))
+    def rows_at(
+        self, which: Sequence[str], counts: Callable[[str], Ints | Floats], unit: str
+    ) -> list[Row]:
+        """Rows over some term rows, one for each of several places.
+
+        ``counts(per)`` gives the counts (shapes, places) of the terms that are counted by ``per``.
+        """
         groups: dict[tuple[str, ...], tuple[Ints, Ints]] = {}
+        places = counts("one").shape[1]
         for t in self.tables:
             if t.term.row not in which:
                 continue
             n = counts(t.term.per)
             if not n.any():
                 continue
-            value = quanta(n[:, None] * t.values[t.classes], unit)
+            value = quanta(n[:, :, None] * t.values[t.classes][:, None, :], unit)
             if t.features in groups:
                 value = groups[t.features][1] + value
             groups[t.features] = (t.tuples, value)
+        out = [Row(np.zeros(self.shapes.rows, np.int64)) for _ in range(places)]
         for names, (tuples, value) in groups.items():
             self._add(out, names, tuples, value)
         return out
 
-    def _add(self, out: Row, names: tuple[str, ...], tuples: Ints, value: Ints) -> None:
-        """Add a table to a row: on the booleans themselves where it is affine in them, else on selectors."""
+    def _add(self, out: Sequence[Row], names: tuple[str, ...], tuples: Ints, value: Ints) -> None:
+        """Add a table to rows: on the booleans themselves where it is affine in them, else on selectors."""
         flags = [len(self.features.values[n]) == 2 for n in names]
         index = {tuple(t): i for i, t in enumerate(tuples.tolist())}
         zero = tuple(0 for _ in names)
         units = [tuple(int(i == j) for j in range(len(names))) for i in range(len(names))]
         if all(flags) and zero in index and all(u in index for u in units):
-            base = value[:, index[zero]]
-            deltas = (
-                np.stack([value[:, index[u]] - base for u in units], 1)
-                if names
-                else np.zeros((len(base), 0), np.int64)
-            )
-            if (base[:, None] + deltas @ tuples.T == value).all():
-                out.constant += base
-                for i, name in enumerate(names):
-                    if deltas[:, i].any():
-                        out.add(self.literals[name][1], deltas[:, i])
+            base = value[:, :, index[zero]]
+            deltas = value[:, :, [index[u] for u in units]] - base[:, :, None]
+            if (base[:, :, None] + deltas @ tuples.T == value).all():
+                self._spread(out, base, [self.literals[name][1] for name in names], deltas)
                 return
-        out.constant += value[:, 0]
-        if len(tuples) > 1:
-            picks = self.select(names, tuples)
-            for k in range(1, len(tuples)):
-                delta = value[:, k] - value[:, 0]
-                if delta.any():
-                    out.add(picks[k], delta)
+        picks = self.select(names, tuples) if len(tuples) > 1 else [None]
+        self._spread(out, value[:, :, 0], picks[1:], value[:, :, 1:] - value[:, :, :1])
+
+    @staticmethod
+    def _spread(out: Sequence[Row], base: Ints, literals: Sequence[Literal], deltas: Ints) -> None:
+        """Add constants (shapes, places) and coefficients (shapes, places, literals) to the rows of the places."""
+        used = deltas.any(axis=0)
+        for r, row in enumerate(out):
+            row.constant += base[:, r]
+            for k in np.flatnonzero(used[r]):
+                row.add(literals[k], deltas[:, r, k])
 
     def memory_rows(self) -> list[Row]:
         """Device memory at every moment, in quanta."""
-        return [
-            self.row(["device_bytes"], partial(self._held, r), "bytes")
-            for r in range(self.rows.moments.shape[1])
-        ]
+        return self.rows_at(["device_bytes"], self._held, "bytes")
 
     def host_rows(self) -> list[Row]:
         """Host memory of one rank at every moment, in quanta."""
-        found = [
-            self.row(["host_bytes"], partial(self._held, r), "bytes")
-            for r in range(self.rows.moments.shape[1])
-        ]
+        found = self.rows_at(["host_bytes"], self._held, "bytes")
         return [r for r in found if r.literals or r.constant.any()]
 
     def context(self) -> Ints:
         """Quanta of context and communicators, for each shape."""
-        return self.row(["context_bytes"], self._once, "bytes").constant
+        return self._total(["context_bytes"], "bytes").constant
 
-    def _held(self, moment: int, per: str) -> Ints:
-        return self.rows.moments[:, moment, COLUMN[per]]
+    def _held(self, per: str) -> Ints:
+        return self.rows.moments[:, :, COLUMN[per]]
 
-    def _placed(self, stage: int, per: str) -> Ints | Floats:
-        return self.rows.stages[:, stage, STAGE_COLUMN[per]]
+    def _placed(self, per: str) -> Ints | Floats:
+        return self.rows.stages[:, :, STAGE_COLUMN[per]]
 
     def _once(self, per: str) -> Ints:
-        return np.full(self.shapes.rows, int(per == "one"), np.int64)
+        return np.full((self.shapes.rows, 1), int(per == "one"), np.int64)
+
+    def _total(self, which: Sequence[str], unit: str) -> Row:
+        """A row over terms that count once."""
+        return self.rows_at(which, self._once, unit)[0]
 
     def post_memory(self, peak_wanted: bool, unlimited: bool = False) -> Any:
         """Budgets of device and host; returns the variable of the device peak when it is wanted."""
@@ -178,10 +178,11 @@ class Master(Decisions):
         longest = most // max(1, int(micro.min()))
         slowest = m.new_int_var(0, longest, "slowest")
         totals, first = [], {}
+        rows = {name: self.rows_at([name], self._placed, "seconds") for name in PASS_ROWS}
         for s in range(classes):
             parts = {}
             for name in PASS_ROWS:
-                row = self.row([name], partial(self._placed, s), "seconds")
+                row = rows[name][s]
                 parts[name] = m.new_int_var(0, longest, f"{name}{s}")
                 if s == 0:
                     first[name] = row
@@ -201,7 +202,7 @@ class Master(Decisions):
             m.add(slowest >= total)
             totals.append(total)
         waits = self._collectives(first, most)
-        tail = self.row(["tail"], self._once, "seconds")
+        tail = self._total(["tail"], "seconds")
         for j in range(self.shapes.rows):
             constant, lits, deltas = tail.of(j)
             weights = [bubble_weight(int(pp[j]), int(vpp[j]), int(n)) for n in self.rows.ranks[j]]
@@ -226,7 +227,7 @@ class Master(Decisions):
             ("grad_reduce", "backward_device", self.job.settings.overlap_grad_reduce),
             ("param_gather", "forward_device", self.job.settings.overlap_param_gather),
         ):
-            total = self.row([name], self._once, "seconds").constant
+            total = self._total([name], "seconds").constant
             wait = m.new_int_var(0, most, name)
             for j in range(self.shapes.rows):
                 share, hides = exposure(self.job, int(pp[j]), int(vpp[j]), overlapped)
