@@ -59,7 +59,9 @@ class Component:
         order = np.argsort(self.classes, kind="stable")
         starts = np.flatnonzero(np.diff(self.classes[order], prepend=-1))
         if len(order) < DENSE * len(starts):
-            return np.asarray(np.matmul(mine[:, None, :], self.values[:, self.classes].transpose(1, 0, 2))[:, 0])
+            return np.asarray(
+                np.matmul(mine[:, None, :], self.values[:, self.classes].transpose(1, 0, 2))[:, 0]
+            )
         out = np.empty((len(mine), len(self.tuples)))
         for some in np.split(order, starts[1:]):
             out[some] = mine[some] @ self.values[:, self.classes[some[0]]]
@@ -187,7 +189,9 @@ def _component(
             groups_of[at] = mine_of, t.classes
     for (kind, _), (sums, of_class) in groups_of.items():
         values[kind] += sums[of_class[first]]
-    mask, of_mask = _mask(shapes.rows, masks, names, tuples) if masks else (None, np.zeros(shapes.rows, np.int64))
+    mask, of_mask = (
+        _mask(shapes.rows, masks, names, tuples) if masks else (None, np.zeros(shapes.rows, np.int64))
+    )
     if free:
         tuples, values, mask = _collapse(tuples, values, mask, len(mine))
     groups: dict[tuple[int, ...], slice] = {}
@@ -210,9 +214,7 @@ def _component(
     )
 
 
-def _mask(
-    rows: int, masks: Sequence[MixedTable], names: Sequence[str], tuples: Ints
-) -> tuple[Bools, Ints]:
+def _mask(rows: int, masks: Sequence[MixedTable], names: Sequence[str], tuples: Ints) -> tuple[Bools, Ints]:
     """What some mixed rules allow: (mask classes, tuples), and the mask class of each shape."""
     code = np.zeros(rows, np.int64)
     size = 1

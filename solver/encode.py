@@ -62,9 +62,7 @@ class Master(Decisions):
         super().__init__(features, shapes)
         self.job, self.rows, self.tables = job, rows, tables
 
-    def rows_at(
-        self, which: Sequence[str], counts: Callable[[str], Ints | Floats], unit: str
-    ) -> list[Row]:
+    def rows_at(self, which: Sequence[str], counts: Callable[[str], Ints | Floats], unit: str) -> list[Row]:
         """Rows over some term rows, one for each of several places.
 
         ``counts(per)`` gives the counts (shapes, places) of the terms that are counted by ``per``.
@@ -104,10 +102,10 @@ class Master(Decisions):
     @staticmethod
     def _spread(out: Sequence[Row], base: Ints, literals: Sequence[Literal], deltas: Ints) -> None:
         """Add constants (shapes, places) and coefficients (shapes, places, literals) to the rows of the places."""
-        used = deltas.any(axis=0)
+        used = np.asarray(deltas.any(axis=0))
         for r, row in enumerate(out):
             row.constant += base[:, r]
-            for k in np.flatnonzero(used[r]):
+            for k in np.flatnonzero(used[r]).tolist():
                 row.add(literals[k], deltas[:, r, k])
 
     def memory_rows(self) -> list[Row]:

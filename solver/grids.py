@@ -89,7 +89,7 @@ class Grids:
         seconds, device, host = bounder.cheap(ways)
         bound = seconds if self.objective == "time" else bounder.peak(device, ways)
         over = (device > bounder.limits.device[::ways]) | (host > bounder.limits.host)
-        return np.where(over & self.limited | ~possible, math.inf, bound)
+        return np.asarray(np.where(over & self.limited | ~possible, math.inf, bound))
 
     def _raised(self, bounder: Bounder, f: int, below: float, prices: Floats) -> Floats:
         """Bounds after some rounds towards ``below``; the prices are left where they got to."""
@@ -154,7 +154,7 @@ class Grids:
     def _tightened(self, nodes: Columns, index: Ints, f: int, below: float, prices: Floats) -> Floats:
         """Bounds of grids or layouts of the grids at ``index``; ``prices`` are left where they got to."""
         bounder, possible = self._bounder(nodes, index, f)
-        bound = np.maximum(self._cheap(bounder, possible, f), self.bound[index, f])
+        bound: Floats = np.maximum(self._cheap(bounder, possible, f), self.bound[index, f])
         loose = np.flatnonzero(bound < below)
         if len(loose):
             ways = len(self.families[f].ways)

@@ -12,7 +12,7 @@ from mbsolve.constraints.moments import COLUMN
 from mbsolve.solver.columns import Ints
 from mbsolve.solver.components import HUB, Component, linked
 from mbsolve.solver.rows import Rows
-from mbsolve.solver.step_model import Counter, Limits, StepModel, leading
+from mbsolve.solver.step_model import PASS_ROWS, Counter, Limits, StepModel, leading
 from mbsolve.solver.tables import Features, Floats
 
 # Partial choices times tuples beyond which a shape is left to CP-SAT.
@@ -68,10 +68,9 @@ class Joiner:
         self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
         self.parts, self.hub, self.linked = parts, hub, linked(features, parts)
         self.flags = sorted({v > 0 for v in features.values[OFFLOAD]})
+        self.timed = [k for (row, _), k in kinds.items() if row in (*PASS_ROWS, "tail")]
 
-    def choices(
-        self, i: int, room: Callable[[Key], float], slopes: Floats
-    ) -> dict[Key, Listed] | None:
+    def choices(self, i: int, room: Callable[[Key], float], slopes: Floats) -> dict[Key, Listed] | None:
         """Feature tuples of one shape that fit, for each key those faster than its ``room`` in seconds.
 
         Rules between components are relaxed. Components are joined one by one, and a partial choice is dropped
@@ -97,7 +96,7 @@ class Joiner:
                 if (c, where.start) not in cache:
                     numbers = np.arange(where.start, where.stop)
                     choice = costs[c][0][where], costs[c][1][:, where], numbers
-                    cache[c, where.start] = self._useful(self.parts[c], choice)
+                    cache[c, where.start] = self._useful(i, self.parts[c], choice)
                 mine.append(cache[c, where.start])
             for on, restricted in self._offload(mine):
                 key = granularity, dispatcher, on
@@ -116,9 +115,7 @@ class Joiner:
                 found[key].append((exact[few], joined[few], cut))
         return {key: _listed(some, room(key)) for key, some in found.items()}
 
-    def _costs(
-        self, i: int, slopes: Floats
-    ) -> tuple[list[tuple[Floats, Floats]], Floats]:
+    def _costs(self, i: int, slopes: Floats) -> tuple[list[tuple[Floats, Floats]], Floats]:
         """For each component, seconds and bytes at every moment of its tuples; and the limit of every moment."""
         none = np.zeros((1, self.rows.moments.shape[1]))
         single = Counter(
@@ -160,9 +157,7 @@ class Joiner:
             high[part.kinds] += values.max(axis=1)
         return low, high
 
-    def _offload(
-        self, mine: Sequence[Choice]
-    ) -> Iterator[tuple[bool, Sequence[Choice]]]:
+    def _offload(self, mine: Sequence[Choice]) -> Iterator[tuple[bool, Sequence[Choice]]]:
         """The choices without and with optimizer offload."""
         on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
         at = next((c for c, p in enumerate(self.parts) if OFFLOAD in p.names), None)
@@ -176,19 +171,22 @@ class Joiner:
             if right.any():
                 yield flag, [*mine[:at], (seconds[right], held[:, right], numbers[right]), *mine[at + 1 :]]
 
-    def _useful(self, part: Component, choice: Choice) -> Choice:
+    def _useful(self, i: int, part: Component, choice: Choice) -> Choice:
         """The tuples of a component under one hub tuple, without those that another one makes useless.
 
-        One tuple makes another useless when it costs no more seconds and no more bytes at any moment, and has the
-        same values wherever a rule ties the component to another.
+        One tuple makes another useless when it costs a shape no more of any kind of time and no more bytes at any
+        moment, and has the same values wherever a rule ties the component to another. The step is no less for more
+        time of any kind, so no plan is lost that the other tuple would not equal.
         """
         seconds, held, numbers = choice
         places = [j for j, name in enumerate(part.names) if name in self.linked]
         tied = part.tuples[numbers][:, places]
-        costs = np.vstack([seconds, held])
+        time = np.isin(part.kinds, self.timed)
+        costs = np.vstack([part.values[time, part.classes[i]][:, numbers], held])
         no_more = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
         no_more &= (tied[:, None, :] == tied[None, :, :]).all(axis=2)
-        # Of equals the first one is kept.
+        # What the rules forbid makes nothing useless; of equals the first one is kept.
+        no_more &= np.isfinite(seconds)[:, None]
         better = no_more & (~no_more.T | np.tri(len(numbers), k=-1, dtype=bool).T)
         keep = np.isfinite(seconds) & ~better.any(axis=0)
         return seconds[keep], held[:, keep], numbers[keep]

@@ -41,7 +41,9 @@ class GridTables:
                 "cuda_graph_impl": [impl for _, impl in self.pairs],
             },
             {k: np.repeat(v, len(self.pairs)) for k, v in grids.codes.items()}
-            | dict.fromkeys(("ep_overlap", "cuda_graph_impl"), np.tile(np.arange(len(self.pairs)), grids.rows)),
+            | dict.fromkeys(
+                ("ep_overlap", "cuda_graph_impl"), np.tile(np.arange(len(self.pairs)), grids.rows)
+            ),
             grids.rows * len(self.pairs),
         )
         self.tables = term_tables(features, every, usable)

@@ -174,7 +174,13 @@ class Pool:
         """Search exactly what the dual left under the goal: the least bound first."""
         shapes = bounder.shapes
         joiner = Joiner(
-            self.features, bounder.kinds, bounder.rows, bounder.model, bounder.limits, raised.parts, raised.hub
+            self.features,
+            bounder.kinds,
+            bounder.rows,
+            bounder.model,
+            bounder.limits,
+            raised.parts,
+            raised.hub,
         )
         place = {int(k): j for j, k in enumerate(raised.left)}
         for k in sorted(place, key=lambda k: (chunk.bound[index[k]], k)):

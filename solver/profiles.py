@@ -95,7 +95,7 @@ def _firsts(stage: Stage) -> Ints:
 
 
 def profiles(
-    job: Job, source: Shapes, nodes: Columns, overlap: bool, replay: Replay
+    job: Job, source: Shapes, nodes: Columns, overlap: bool | None, replay: Replay
 ) -> tuple[Profile, Bools]:
     """The fields of `Profile` for each grid or layout, and whether it has a pipeline at all.
 
@@ -104,9 +104,10 @@ def profiles(
     Parameters
     ----------
     nodes : grids or layouts, with their derived sizes.
-    overlap : whether expert-parallel overlap is on, which needs interleaving.
+    overlap : whether expert-parallel overlap is on; None where it may be either.
     """
     whole = "split" in nodes.codes
+    mode = {} if overlap is None else {"ep_overlap": overlap}
     names = ("pp", "microbatches", "vpp", "split") if whole else ("pp", "microbatches")
     first, inverse = nodes.classes(names)
     found: list[Profile] = []
@@ -116,12 +117,14 @@ def profiles(
         pp, micro = at["pp"], at["microbatches"]
         pipelines = [(at["vpp"], at["split"])] if whole else source.pipelines(pp)
         some = [
-            profile(job.model, pp, vpp, split, representative(pp, vpp, micro), overlap, replay)
+            profile(job.model, pp, vpp, split, representative(pp, vpp, micro), bool(overlap), replay)
             for vpp, split in pipelines
-            if (vpp == 1 or micro % pp == 0) and (vpp > 1 or pp == 1 or not overlap)
+            if source.runs({"pp": pp, "vpp": vpp, "split": split, "microbatches": micro, **mode})
         ]
         possible[i] = bool(some)
-        found.append(Profile(*(np.min(field, axis=0) for field in zip(*some, strict=True))) if some else _NOTHING)
+        found.append(
+            Profile(*(np.min(field, axis=0) for field in zip(*some, strict=True))) if some else _NOTHING
+        )
     fields = (np.array(field)[inverse] for field in zip(*found, strict=True))
     return Profile(*fields), possible[inverse]
 

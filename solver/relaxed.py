@@ -83,9 +83,7 @@ def _family(method: Any, offload: Any, overlap: Any) -> Ints:
     where = {name: i for i, name in enumerate(FAMILIES)}
     whole = np.where(np.equal(method, "uniform"), where["uniform"], where["block"])
     kept = np.where(overlap, where["overlap"], where["none"])
-    return np.where(
-        np.greater(offload, 0), where["offload"], np.where(np.equal(method, "none"), kept, whole)
-    )
+    return np.where(np.greater(offload, 0), where["offload"], np.where(np.equal(method, "none"), kept, whole))
 
 
 class Relaxed(NamedTuple):
@@ -123,6 +121,7 @@ def coarse(job: Job, source: Shapes, grids: Columns, family: Family) -> Relaxed:
     shapes = grids.take(np.repeat(np.arange(grids.rows), len(family.ways)))
     whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
     mean = np.array([whole[n] for n in STAGE_COUNTS]) / shapes.array("pp").astype(float)[:, None]
+    mean[:, STAGE_COLUMN["one"]] = 1.0
     gone, sent = _away(family, way, shapes)
     # How evenly layers are replayed is not known here, unless all of them are.
     share = np.full((shapes.rows, len(FFNS)), float(family.name == "uniform"))
@@ -151,7 +150,8 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
     """Relaxed shapes of some grids or layouts (``nodes``) in one family."""
     ways = family.ways
     way = np.tile(np.arange(len(ways)), nodes.rows)
-    overlapped = {overlap for overlap, _ in family.pairs} == {True}
+    overlaps = {overlap for overlap, _ in family.pairs}
+    overlapped = overlaps.pop() if len(overlaps) == 1 else None
     shapes = nodes.take(np.repeat(np.arange(nodes.rows), len(ways)))
     n = shapes.rows
     gone, sent = _away(family, way, shapes)
@@ -159,9 +159,16 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
     # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
     replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
     found, possible = profiles(job, source, nodes, overlapped, replay)
-    stages, shares, top = (np.repeat(field, len(ways), axis=0) for field in found)
+    spread = np.repeat(np.arange(nodes.rows), len(ways))
+    top = found.top[spread]
     rows = Rows(
-        np.stack([_stages(job, stages[:, i], gone, sent, shares[:, i]) for i in range(STAGES)], 1),
+        np.stack(
+            [
+                _stages(job, found.stages[spread, i], gone, sent, found.shares[spread, i])
+                for i in range(STAGES)
+            ],
+            1,
+        ),
         # The bubble is the mean rank's.
         np.tile([0, 1, 0], (n, 1)),
         _moments(job, top, gone, sent, unit) if len(ways) > 1 else top,
@@ -198,15 +205,18 @@ def _moments(job: Job, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools]
     """
     out = np.zeros((len(top), len(SUMMIT) + 2, len(COLUMN)), np.int64)
     out[:, : len(SUMMIT)] = top
+    # After a layer's MLP is done with, one layer less is held, whatever the mixture: no row that mixes.
+    out[:, SUMMIT.index("backward of attention")] = top[:, 0]
     out[:, len(SUMMIT) :, : len(STAGE_COUNTS)] = top[:, :1, : len(STAGE_COUNTS)]
     last = job.model.layers()[-1].ffn
     held = {ffn: top[:, 0, COLUMN[f"live_{ffn}"]] for ffn in FFNS}
     away = {ffn: gone[ffn] | sent[ffn] for ffn in FFNS}
-    kept = sum(np.where(away[ffn], 0, held[ffn]) for ffn in FFNS)
-    units = sum(np.where(gone[ffn], held[ffn] // unit, 0) for ffn in FFNS)
+    none = np.zeros(len(top), np.int64)
+    kept = sum((np.where(away[ffn], 0, held[ffn]) for ffn in FFNS), none)
+    units = sum((np.where(gone[ffn], held[ffn] // unit, 0) for ffn in FFNS), none)
     mixed = np.flatnonzero(away["dense"] | away["moe"])
     stay = np.flatnonzero(~away[last])
-    for j, transient in enumerate(("at_forward", "at_backward", "at_backward", "at_forward")):
+    for j, transient in enumerate(("at_forward", "at_forward", "at_backward", "at_forward")):
         rows = out[:, j]
         bring = rows[:, COLUMN[f"{transient}_{last}"]].copy()
         stale = rows[:, COLUMN["stale_moe"]].copy()

@@ -1,8 +1,8 @@
 """Finding the best plans and proving them best.
 
-A rank of the outcome is searched in two movements. *Guess*: CP-SAT on the few shapes whose relaxed minimiser
-looks best. *Prove*: CP-SAT on every shape whose bound is under the best plan found, asked for a better one;
-when it says there is none, the plan is optimal, since the bounds exclude all other shapes.
+The search goes through levels (`goal.Goal`). Under each, everything whose bound is lower is opened and searched
+exactly, key by key. What a rank has found is then proven: CP-SAT is asked for something better on every shape whose
+bound is under the best plan; when it says there is none, the plan is optimal, since the bounds exclude all others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "open_search",
 ]
 
-# Shapes that are solved at first, and at most at once.
+# Shapes that CP-SAT is given at first, and at most at once.
 GUESS = 8
 BATCH = 48
 

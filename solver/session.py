@@ -136,7 +136,9 @@ class Session:
             shapes, rows, tables = chunk.take(index)
             if every_moment:
                 bounder = chunk.bounder(index, moment_rows(self.job, shapes))
-                found = [bounder.leading(i, np.ones(len(m), bool)) for i, m in enumerate(bounder.rows.moments)]
+                found = [
+                    bounder.leading(i, np.ones(len(m), bool)) for i, m in enumerate(bounder.rows.moments)
+                ]
                 rows = replace(rows, moments=padded(found))
             out.append((chunk, Master(self.job, self.pool.features, shapes, rows, tables)))
         return out

@@ -83,6 +83,7 @@ class Shapes:
         self._values: dict[str, list[Any]] = {}
         self._choices: dict[int, list[tuple[int, int]]] | None = None
         self._known: list[Split] = []
+        self._running: list[Rule] | None = None
         self._modes: dict[tuple[int, bool], list[tuple[Any, ...]]] = {}
         self.grids = self._grids()
 
@@ -162,6 +163,13 @@ class Shapes:
         """The interleavings and splits to try for a number of stages."""
         vpps = self._allowed("vpp")
         return [(vpps[v], self._known[s]) for v, s in self._known_pipelines()[pp]]
+
+    def runs(self, at: Mapping[str, Any]) -> bool:
+        """Whether the rules of pipelines allow some stages, split, micro-batches and overlap (or either)."""
+        if self._running is None:
+            known = {"pp", "vpp", "split", "microbatches", "ep_overlap"}
+            self._running = [r for r in self.rules if "vpp" in r.scope and set(r.scope) <= known]
+        return all(holds(r, self.job, at) for r in self._running if set(r.scope) <= set(at))
 
     def deepest(self, pp: int) -> int:
         """Most virtual stages of a rank among `pipelines`."""
@@ -244,7 +252,7 @@ class Shapes:
                         for impl in self._allowed("cuda_graph_impl"):
                             out.append((method, n, offload, overlap, impl))
         rules = [r for r in self.rules if set(r.scope) <= set(MODES) and len(r.scope) > 1]
-        named = [dict(zip(MODES, m, strict=True)) for m in out]
+        named: list[dict[str, Any]] = [dict(zip(MODES, m, strict=True)) for m in out]
         return [
             m
             for m, at in zip(out, named, strict=True)

@@ -20,6 +20,7 @@ from mbsolve.solver.grids import Grids
 from mbsolve.solver.pool import Pool
 from mbsolve.solver.search import Objective, hard_rules
 from mbsolve.solver.shapes import GRID, LAYOUT, MODES
+from mbsolve.solver.tie import KEY_FEATURES, key_value
 from tests.solver.oracle import Entry
 from tests.solver.small_jobs import PHASES, random_budget, random_space
 
@@ -29,15 +30,17 @@ LARGE = 1e16
 Optima = dict[tuple[Any, ...], float]
 
 
-def optima(
-    found: Sequence[Entry], names: Sequence[str], objective: Objective
-) -> Optima:
+def quantum(objective: Objective) -> float:
+    """Seconds or bytes of a quantum."""
+    return SECONDS_PER_QUANTUM if objective == "time" else BYTES_PER_QUANTUM
+
+
+def optima(found: Sequence[Entry], names: Sequence[str], objective: Objective) -> Optima:
     """The best plan of each combination of some decisions, in seconds or bytes."""
-    quantum = SECONDS_PER_QUANTUM if objective == "time" else BYTES_PER_QUANTUM
     out: Optima = defaultdict(lambda: math.inf)
     for entry in found:
         key = tuple(entry.values[n] for n in names)
-        out[key] = min(out[key], entry.score(objective) * quantum)
+        out[key] = min(out[key], entry.score(objective) * quantum(objective))
     return out
 
 
@@ -64,6 +67,11 @@ def check_pool(objective: Objective, seed: int) -> None:
     job = random_budget(random, space)
     fitting = [e for e in space.found if e.fits(job)]
     best = optima(fitting, SHAPE, objective)
+    by_key: Optima = defaultdict(lambda: math.inf)
+    for e in fitting:
+        rest = (key_value(n, e.values[n]) for n in KEY_FEATURES)
+        whole = *(e.values[n] for n in SHAPE), *rest
+        by_key[whole] = min(by_key[whole], e.score(objective) * quantum(objective))
     some = min(best.values(), default=1.0)
     for target in (LARGE, some * 1.5, some * SLACK, some * 0.8):
         goal = Goal(target)
@@ -79,7 +87,7 @@ def check_pool(objective: Objective, seed: int) -> None:
         ) -> None:
             for i, f in np.ndindex(*grids.bound.shape):
                 row = grids.columns.row(i)
-                check(grids.bound[i, f], target, of_grids[f][tuple(row[n] for n in GRID)], row)
+                check(float(grids.bound[i, f]), target, of_grids[f][tuple(row[n] for n in GRID)], row)
 
         checked_grids()
         while pool.grow(target):
@@ -95,6 +103,8 @@ def check_pool(objective: Objective, seed: int) -> None:
                 seen.add(key)
                 check(chunk.bound[i], target, best[key], {n: row[n] for n in SHAPE})
                 assert chunk.bound[i] >= 0
+                for features, bound in chunk.keys.get(i, ((), {}))[1].items():
+                    check(bound, target, by_key[*key, *features], {**row, "key": features})
         for key, optimum in best.items():
             assert key in seen or optimum >= target, f"{key} with {optimum} was left out under {target}"
 
