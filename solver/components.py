@@ -85,15 +85,16 @@ def components(
         features.groups[key] = _groups(features, key)
     members = features.groups[key]
     hub = [h for h in HUB if len(features.values[h]) > 0]
+    tied = linked(features, members)
     out = []
     for free in members:
         mine = [t for t in tables if set(t.features) & set(free)]
-        out.append(_component(features, shapes, mine, free, hub, mixed, kinds))
+        out.append(_component(features, shapes, mine, free, hub, mixed, kinds, tied))
     # What no feature changes has a component of its own, with one tuple.
     constant = [t for t in tables if not t.features]
-    out.append(_component(features, shapes, constant, [], (), mixed, kinds))
+    out.append(_component(features, shapes, constant, [], (), mixed, kinds, tied))
     rest = [t for t in tables if t.features and set(t.features) <= set(HUB)]
-    out.append(_component(features, shapes, rest, [], hub, mixed, kinds, whole_hub=True))
+    out.append(_component(features, shapes, rest, [], hub, mixed, kinds, tied, whole_hub=True))
     hub_tuples = out[-1].tuples
     return [_with_hub(part, hub_tuples) for part in out], hub_tuples
 
@@ -106,8 +107,13 @@ def _with_hub(part: Component, hub: Ints) -> Component:
 
 
 def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list[str]]:
-    """Free features that share a term, or a small rule that does not split once the hub is held."""
-    parent: dict[str, str] = {f: f for scope in sorted(scopes) for f in scope if f not in HUB}
+    """Free features that share a term, or a small rule that does not split once the hub is held.
+
+    A feature in no term is there too: a rule may leave it no choice.
+    """
+    parent: dict[str, str] = {
+        f: f for f, values in features.values.items() if len(values) > 1 and f not in HUB
+    }
 
     def find(a: str) -> str:
         while parent[a] != a:
@@ -119,7 +125,7 @@ def _groups(features: Features, scopes: frozenset[tuple[str, ...]]) -> list[list
             parent[find(other)] = find(names[0])
 
     for scope in sorted(scopes):
-        join([f for f in scope if f not in HUB])
+        join([f for f in scope if f in parent])
     for scope, allowed in features.pure:
         free = [f for f in scope if f in parent]
         if 2 <= len(free) <= JOINED and not _separable(scope, allowed):
@@ -155,6 +161,7 @@ def _component(
     hub: Sequence[str],
     mixed: Sequence[MixedTable],
     kinds: dict[tuple[str, str], int],
+    tied: frozenset[str],
     whole_hub: bool = False,
 ) -> Component:
     touched = {f for t in tables for f in t.features}
@@ -193,7 +200,8 @@ def _component(
         _mask(shapes.rows, masks, names, tuples) if masks else (None, np.zeros(shapes.rows, np.int64))
     )
     if free:
-        tuples, values, mask = _collapse(tuples, values, mask, len(mine))
+        apart = [i for i, f in enumerate(names) if i < len(mine) or f in tied]
+        tuples, values, mask = _collapse(tuples, values, mask, apart)
     groups: dict[tuple[int, ...], slice] = {}
     keys = [tuple(t) for t in tuples[:, : len(mine)].tolist()]
     for i, key in enumerate(keys):
@@ -232,9 +240,9 @@ def _mask(rows: int, masks: Sequence[MixedTable], names: Sequence[str], tuples: 
     return out, code
 
 
-def linked(features: Features, parts: Sequence[Component]) -> frozenset[str]:
-    """Free features that some rule ties to a feature of another component."""
-    home = {name: c for c, part in enumerate(parts) for name in part.names if name not in HUB}
+def linked(features: Features, groups: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Free features that some rule ties to a feature of another group."""
+    home = {name: c for c, names in enumerate(groups) for name in names if name not in HUB}
     scopes = [scope for scope, _ in features.pure] + [split_scope(r.scope)[1] for r in features.mixed]
     out: set[str] = set()
     for scope in scopes:
@@ -245,17 +253,20 @@ def linked(features: Features, parts: Sequence[Component]) -> frozenset[str]:
 
 
 def _collapse(
-    tuples: Ints, values: Floats, mask: Bools | None, hub: int
+    tuples: Ints, values: Floats, mask: Bools | None, key: Sequence[int]
 ) -> tuple[Ints, Floats, Bools | None]:
-    """Sort tuples by hub values, and keep one of those that cost and are allowed the same under one hub value."""
+    """Sort tuples by the columns of a key, and keep one of those that share it, cost the same and are allowed alike.
+
+    The hub features come first in the key; what a rule ties to another component is in it too.
+    """
     if not len(tuples):
         return tuples, values, mask
     pattern = mask if mask is not None else np.zeros((0, len(tuples)), bool)
     flat = np.concatenate([values.reshape(-1, len(tuples)), pattern.astype(float)])
-    # Tuples are sorted by hub values and by a sum that equals share; whether they are equal is then looked at.
+    # Equal tuples share a sum; whether tuples that share it are equal is then looked at.
     mark = np.cos(np.arange(1.0, len(flat) + 1)) @ flat
-    order = np.lexsort([mark, *tuples[:, :hub].T[::-1]])
+    order = np.lexsort([mark, *tuples[:, key].T[::-1]])
     tuples, values, flat = tuples[order], values[:, :, order], flat[:, order]
-    same = (tuples[1:, :hub] == tuples[:-1, :hub]).all(axis=1) & (flat[:, 1:] == flat[:, :-1]).all(axis=0)
+    same = (tuples[1:, key] == tuples[:-1, key]).all(axis=1) & (flat[:, 1:] == flat[:, :-1]).all(axis=0)
     keep = np.flatnonzero(np.append(True, ~same))
     return tuples[keep], values[:, :, keep], mask[:, order][:, keep] if mask is not None else None

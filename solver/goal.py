@@ -6,8 +6,6 @@ import math
 from collections.abc import Collection
 from typing import Any, Final
 
-from mbsolve.solver.tie import KEY_SHAPE
-
 Key = tuple[Any, ...]
 
 # A bound this much above a score tells a plan that is worse from one that is as good.
@@ -68,8 +66,3 @@ class Goal:
 def least(bounds: dict[Key, float], shape: Key, excluded: Collection[Key]) -> float:
     """The least bound of a shape over the keys that are not excluded; ``bounds`` are by the features of the key."""
     return min((b for key, b in bounds.items() if (*shape, *key) not in excluded), default=math.inf)
-
-
-def split_key(key: Key) -> tuple[Key, Key]:
-    """The part of a key that the shape decides, and the part that the features decide."""
-    return key[: len(KEY_SHAPE)], key[len(KEY_SHAPE) :]

@@ -66,7 +66,8 @@ class Joiner:
         hub: Ints,
     ) -> None:
         self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
-        self.parts, self.hub, self.linked = parts, hub, linked(features, parts)
+        self.parts, self.hub = parts, hub
+        self.linked = linked(features, [part.names for part in parts])
         self.flags = sorted({v > 0 for v in features.values[OFFLOAD]})
         self.timed = [k for (row, _), k in kinds.items() if row in (*PASS_ROWS, "tail")]
 
@@ -175,12 +176,17 @@ class Joiner:
         """The tuples of a component under one hub tuple, without those that another one makes useless.
 
         One tuple makes another useless when it costs a shape no more of any kind of time and no more bytes at any
-        moment, and has the same values wherever a rule ties the component to another. The step is no less for more
+        moment, and has the same values wherever a rule ties the component to another or the key tells them apart.
+        The step is no less for more
         time of any kind, so no plan is lost that the other tuple would not equal.
         """
         seconds, held, numbers = choice
         places = [j for j, name in enumerate(part.names) if name in self.linked]
         tied = part.tuples[numbers][:, places]
+        if OFFLOAD in part.names:
+            # Plans with and without it have different keys.
+            on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
+            tied = np.column_stack([tied, on[part.tuples[numbers, part.names.index(OFFLOAD)]]])
         time = np.isin(part.kinds, self.timed)
         costs = np.vstack([part.values[time, part.classes[i]][:, numbers], held])
         no_more = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
