@@ -169,7 +169,7 @@ def searched(job: Job, demands: Demands, objective: Objective, top: int, **optio
         return plans
     for _ in range(top):
         floor = plans[-1].score(objective) if plans else 0
-        found = search.best([key_of(p.values) for p in plans], floor=floor)
+        found = search.best([key_of(p.values) for p in plans], floor, ahead=top - len(plans))
         if found is None:
             break
         plans.append(found)
