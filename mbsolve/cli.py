@@ -14,7 +14,6 @@ import typer
 
 if TYPE_CHECKING:
     from mbsolve.constraints.job import Job
-    from mbsolve.solver.beside import Beside
     from mbsolve.solver.outcome import Outcome
 
 OK, BAD_INPUT, NO_PLAN, NO_TIME, INTERRUPTED, INTERNAL = 0, 2, 3, 4, 130, 70
@@ -144,23 +143,19 @@ def _solve(
     # A solve makes millions of short-lived arrays and no cycles: collecting costs it an eighth of its time.
     gc.disable()
     interrupted = False
-    beside = _beside(job, demands) if alternatives and not json else None
     try:
         with _progress() as progress:
             outcome = solve(job, top=top, progress=progress, **demands)
         text = _report(job, outcome)
         print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
-        if beside is not None and outcome.status != "UNKNOWN":
-            text += _alternative(beside, outcome)
+        if alternatives and not json and outcome.status != "UNKNOWN":
+            text += _alternative(job, outcome, demands)
     except Interrupted as stop:
         outcome, interrupted = stop.outcome, True
         text = _report(job, outcome)
         print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
     except KeyboardInterrupt:
         return _fail("stopped before a plan was found.", INTERRUPTED)
-    finally:
-        if beside is not None:
-            beside.stop()
     if out is not None:
         from mbsolve.emit.megatron_bridge import write
 
@@ -179,24 +174,26 @@ def _report(job: Job, outcome: Outcome) -> str:
     return render(job, outcome, width=width, reasons=reasons(job, outcome), run=run)
 
 
-def _beside(job: Job, demands: dict[str, Any]) -> Beside | None:
-    """Start the same job in another precision, where the machine has one."""
-    from mbsolve.report.alternatives import other_precision
-    from mbsolve.solver.beside import Beside
+def _alternative(job: Job, outcome: Outcome, demands: dict[str, Any]) -> str:
+    """Print and return what another precision gives on the best plan's grid; nothing where the machine has none."""
+    from mbsolve.report.alternatives import GRID, line, other_precision
+    from mbsolve.solver.api import solve
 
     precision = other_precision(job)
     if precision is None:
-        return None
-    return Beside(job.model_copy(update={"precision": precision}), top=1, **demands)
-
-
-def _alternative(beside: Beside, outcome: Outcome) -> str:
-    """Print and return the line about the other precision."""
-    from mbsolve.report.alternatives import line
-
-    with _progress():
-        other = beside.result()
-    text = f"\n{line(beside.job.precision, outcome, other)}\n"
+        return ""
+    best = outcome.best
+    grid = {name: getattr(best.plan, name) for name in GRID} if best is not None else {}
+    asked = {**demands, "fixed": {**grid, **(demands["fixed"] or {})}}
+    with _progress() as progress:
+        other = solve(
+            job.model_copy(update={"precision": precision}),
+            top=1,
+            explained=False,
+            progress=progress,
+            **asked,
+        )
+    text = f"\n{line(precision, outcome, other)}\n"
     print(text, end="")
     return text
 

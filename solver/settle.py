@@ -1,4 +1,4 @@
-"""Which of the equally good plans is named: two more questions to CP-SAT, each holding the last one's answer."""
+"""Which of the equally good plans is named: three more questions to CP-SAT, each holding the last one's answer."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def _settle_in(
         step = master.post_time(LONGEST if session.objective == "memory" else score)
     goal, other = (step, peak) if session.objective == "time" else (peak, step)
     model.add(goal <= score)
-    odd, order = _oddness(session.pool.features, master)
-    # One question for two: less of the other measure first, then fewer unusual features.
-    model.minimize(other * (MOST_UNUSUAL + 1) + odd)
+    model.minimize(other)
     done = session.ask(master)
     if done.status == INFEASIBLE:
         return None
@@ -67,6 +65,11 @@ def _settle_in(
         raise OutOfTime
     second = done.integer(other)
     model.add(other <= second)
+    odd, order = _oddness(session.pool.features, master)
+    model.minimize(odd)
+    done = session.ask(master)
+    if done.status != OPTIMAL:
+        raise OutOfTime
     least = done.integer(odd)
     model.add(odd == least)
     model.minimize(order)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mbsolve.constraints.job import Job
 from mbsolve.report import words
 from mbsolve.solver.outcome import Outcome
 
 PREFERRED = {"blackwell": ("mxfp8", "fp8_cs"), "hopper": ("fp8_cs",), "ampere": ()}
+
+
+# What the other precision keeps of the best plan, so that the comparison costs little.
+GRID: Final = ("tp", "cp", "pp", "ep", "etp", "mbs")
 
 
 def other_precision(job: Job) -> str | None:
@@ -16,13 +22,10 @@ def other_precision(job: Job) -> str | None:
 
 
 def line(precision: str, outcome: Outcome, other: Outcome) -> str:
-    """What the other precision would give, against the best plan of the first outcome."""
-    head = f"With --precision {precision}:"
+    """What the other precision would give on the grid of the first outcome's best plan, against that plan."""
+    head = f"With --precision {precision}{' on the same grid' if outcome.best else ''}:"
     if other.best is None:
-        if other.status == "UNKNOWN":
-            return f"{head} no plan was found in time."
-        causes = other.explanation.causes if other.explanation else ()
-        return f"{head} no plan{': ' + causes[0].text.rstrip('.') if causes else ''}."
+        return f"{head} {'no plan was found in time' if other.status == 'UNKNOWN' else 'no plan'}."
     new = other.best.evaluation
     used = f"{words.gib(new.worst_stage.peak_device_bytes)} GiB"
     if outcome.best is None:

@@ -37,12 +37,6 @@ def answer(outcomes: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch) -> Ans
     return choose
 
 
-@pytest.fixture(autouse=True)
-def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Solve the other precision in this process, where a stand-in can take the solver's place."""
-    monkeypatch.setattr("mbsolve.solver.beside.os.cpu_count", lambda: 1)
-
-
 def raising(error: BaseException) -> Callable[..., Outcome]:
     def solve(*_: Any, **__: Any) -> Outcome:
         raise error
@@ -75,12 +69,18 @@ def test_json_is_the_outcome_and_nothing_else(
     assert len(calls) == 1
 
 
-def test_another_precision_is_tried_once(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_precision_is_tried_on_the_same_grid(
+    answer: Answer, outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
     calls = answer("optimal")
     main([*ASK, "--fix", "ep=32"])
     assert [(job.precision, given["top"]) for job, given in calls] == [("bf16", 3), ("fp8_cs", 1)]
-    assert all(given["fixed"] == {"ep": 32} for _, given in calls)
-    assert capsys.readouterr().out.endswith("With --precision fp8_cs: 204.5 s a step (+0.0%), 76.2 GiB.\n")
+    assert calls[0][1]["fixed"] == {"ep": 32}
+    best = outcomes["optimal"].plans[0].plan
+    grid = {n: getattr(best, n) for n in ("tp", "cp", "pp", "etp", "mbs")}
+    assert calls[1][1]["fixed"] == {**grid, "ep": 32}
+    said = "With --precision fp8_cs on the same grid: 204.5 s a step (+0.0%), 76.2 GiB.\n"
+    assert capsys.readouterr().out.endswith(said)
     calls.clear()
     main([*ASK, "--no-alternatives"])
     assert len(calls) == 1
