@@ -175,25 +175,23 @@ def _report(job: Job, outcome: Outcome) -> str:
 
 
 def _alternative(job: Job, outcome: Outcome, demands: dict[str, Any]) -> str:
-    """Print and return what another precision gives on the best plan's grid; nothing where the machine has none."""
-    from mbsolve.report.alternatives import GRID, line, other_precision
+    """Print and return what another precision gives: of the best plan as it is, else of the best one on its grid."""
+    from mbsolve.report.alternatives import GRID, other_precision, same_grid, same_plan
     from mbsolve.solver.api import solve
 
     precision = other_precision(job)
     if precision is None:
         return ""
+    changed = job.model_copy(update={"precision": precision})
     best = outcome.best
-    grid = {name: getattr(best.plan, name) for name in GRID} if best is not None else {}
-    asked = {**demands, "fixed": {**grid, **(demands["fixed"] or {})}}
-    with _progress() as progress:
-        other = solve(
-            job.model_copy(update={"precision": precision}),
-            top=1,
-            explained=False,
-            progress=progress,
-            **asked,
-        )
-    text = f"\n{line(precision, outcome, other)}\n"
+    text = same_plan(changed, best) if best is not None else None
+    if text is None:
+        grid = {name: getattr(best.plan, name) for name in GRID} if best is not None else {}
+        asked = {**demands, "fixed": {**grid, **(demands["fixed"] or {})}}
+        with _progress() as progress:
+            other = solve(changed, top=1, explained=False, progress=progress, **asked)
+        text = same_grid(precision, outcome, other)
+    text = f"\n{text}\n"
     print(text, end="")
     return text
 

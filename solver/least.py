@@ -13,7 +13,7 @@ from mbsolve.constraints.rule import Term
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.solver.columns import Columns, Ints, distinct
 from mbsolve.solver.step_model import kinds_of, least_values, limits_of
-from mbsolve.solver.tables import Bools, Features, TermTable, term_tables, tidy
+from mbsolve.solver.tables import Bools, Features, TermTable, term_tables
 
 Pair = tuple[bool, str]
 
@@ -65,7 +65,7 @@ class GridTables:
             first, inverse = distinct(classes[:, 0], len(t.values))
             values = t.values[classes[first]].min(axis=1)
             out.append(TermTable(t.term, t.features, t.tuples, values, inverse))
-        return tidy(out)
+        return out
 
     def of(self, shapes: Columns, grid: Ints) -> list[TermTable]:
         """The tables of some full shapes, whose grids are ``grid``."""

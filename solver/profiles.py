@@ -115,16 +115,20 @@ def profiles(
     for i, r in enumerate(first):
         at = {n: nodes.values[n][int(nodes.codes[n][r])] for n in names}
         pp, micro = at["pp"], at["microbatches"]
-        pipelines = [(at["vpp"], at["split"])] if whole else source.pipelines(pp)
-        some = [
-            profile(job.model, pp, vpp, split, representative(pp, vpp, micro), bool(overlap), replay)
-            for vpp, split in pipelines
-            if source.runs({"pp": pp, "vpp": vpp, "split": split, "microbatches": micro, **mode})
-        ]
-        possible[i] = bool(some)
-        found.append(
-            Profile(*(np.min(field, axis=0) for field in zip(*some, strict=True))) if some else _NOTHING
-        )
+        key = tuple(at.values()), overlap, replay
+        if key not in source.profiles:
+            pipelines = [(at["vpp"], at["split"])] if whole else source.pipelines(pp)
+            some = [
+                profile(job.model, pp, vpp, split, representative(pp, vpp, micro), bool(overlap), replay)
+                for vpp, split in pipelines
+                if source.runs({"pp": pp, "vpp": vpp, "split": split, "microbatches": micro, **mode})
+            ]
+            # The least of every number.
+            least = Profile(*(np.min(field, axis=0) for field in zip(*some, strict=True))) if some else None
+            source.profiles[key] = least
+        known = source.profiles[key]
+        possible[i] = known is not None
+        found.append(known or _NOTHING)
     fields = (np.array(field)[inverse] for field in zip(*found, strict=True))
     return Profile(*fields), possible[inverse]
 

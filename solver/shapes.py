@@ -83,6 +83,8 @@ class Shapes:
         self._values: dict[str, list[Any]] = {}
         self._choices: dict[int, list[tuple[int, int]]] | None = None
         self._known: list[Split] = []
+        # What `profiles.profiles` found of the pipelines of these shapes.
+        self.profiles: dict[Any, Any] = {}
         self._running: list[Rule] | None = None
         self._modes: dict[tuple[int, bool], list[tuple[Any, ...]]] = {}
         self.grids = self._grids()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from mbsolve.constraints.check import violations
+from mbsolve.constraints.evaluate import evaluate, fits
+from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job
 from mbsolve.report import words
-from mbsolve.solver.outcome import Outcome
+from mbsolve.solver.outcome import Outcome, Ranked
 
 PREFERRED = {"blackwell": ("mxfp8", "fp8_cs"), "hopper": ("fp8_cs",), "ampere": ()}
 
@@ -21,14 +24,25 @@ def other_precision(job: Job) -> str | None:
     return next((p for p in choices if p in job.machine.supported_precisions), None)
 
 
-def line(precision: str, outcome: Outcome, other: Outcome) -> str:
-    """What the other precision would give on the grid of the first outcome's best plan, against that plan."""
+def same_plan(job: Job, best: Ranked) -> str | None:
+    """What the best plan of another precision gives in this job's; None where it is not legal or does not fit."""
+    if violations(job, best.plan):
+        return None
+    new = evaluate(job, best.plan)
+    if not all(fits(job, new).values()):
+        return None
+    return f"With --precision {job.precision} plan 1 as it is: {_given(new, best.evaluation)}."
+
+
+def same_grid(precision: str, outcome: Outcome, other: Outcome) -> str:
+    """What another precision gives on the grid of the first outcome's best plan, against that plan."""
     head = f"With --precision {precision}{' on the same grid' if outcome.best else ''}:"
     if other.best is None:
         return f"{head} {'no plan was found in time' if other.status == 'UNKNOWN' else 'no plan'}."
-    new = other.best.evaluation
-    used = f"{words.gib(new.worst_stage.peak_device_bytes)} GiB"
-    if outcome.best is None:
-        return f"{head} {words.seconds(new.step_seconds)} a step, {used}."
-    moved = words.change(new.step_seconds, outcome.best.evaluation.step_seconds)
-    return f"{head} {words.seconds(new.step_seconds)} a step ({moved}), {used}."
+    return f"{head} {_given(other.best.evaluation, outcome.best.evaluation if outcome.best else None)}."
+
+
+def _given(new: Evaluation, old: Evaluation | None) -> str:
+    moved = f" ({words.change(new.step_seconds, old.step_seconds)})" if old is not None else ""
+    used = words.gib(new.worst_stage.peak_device_bytes)
+    return f"{words.seconds(new.step_seconds)} a step{moved}, {used} GiB"
