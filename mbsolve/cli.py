@@ -89,7 +89,7 @@ def solve_command(
         str | None, typer.Option(metavar="DIR", help="Directory for plan, overrides and report.")
     ] = None,
     no_alternatives: Annotated[
-        bool, typer.Option("--no-alternatives", help="Do not try another precision.")
+        bool, typer.Option("--no-alternatives", help="Do not price plan 1 in another precision.")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")

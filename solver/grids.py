@@ -17,8 +17,8 @@ from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Features, Floats, TermTable
 
 # Rounds of the dual in one refinement, and refinements of a pair that do not reach their target.
-ROUNDS = 5
-TURNS = 3
+ROUNDS = 7
+TURNS = 2
 # How far above the target bounds are raised, so that a later and higher target finds them high enough.
 AHEAD = 1.05
 # Relaxed shapes that are refined at once.
