@@ -122,45 +122,51 @@ class Counter:
 
     def __init__(self, kinds: dict[tuple[str, str], int], rows: Rows) -> None:
         self.kinds, self.rows = kinds, rows
-        self.by_pass = [
-            [(i, STAGE_COLUMN[p]) for (r, p), i in kinds.items() if r == row] for row in PASS_ROWS
-        ]
+        by_pass = [[(i, STAGE_COLUMN[p]) for (r, p), i in kinds.items() if r == row] for row in PASS_ROWS]
         self.tail = [i for (r, _), i in kinds.items() if r == "tail"]
         self.device = [(i, COLUMN[p]) for (r, p), i in kinds.items() if r == "device_bytes"]
         self.host = [(i, COLUMN[p]) for (r, p), i in kinds.items() if r == "host_bytes"]
+        self._stages = [
+            (_firsts(pairs), rows.stages[:, :, _seconds(pairs)].astype(float)) for pairs in by_pass
+        ]
+        self._held = [
+            (_firsts(pairs), rows.moments[:, :, _seconds(pairs)].astype(float))
+            for pairs in (self.device, self.host)
+        ]
 
     def weights(self, slopes: Floats, device: Floats, host: Floats) -> Floats:
         """Weight of every kind: (shapes, kinds)."""
-        n = len(slopes)
-        out = np.zeros((n, len(self.kinds)))
-        for r, pairs in enumerate(self.by_pass):
-            for kind, column in pairs:
-                out[:, kind] = (slopes[:, :, r] * self.rows.stages[:, :, column]).sum(axis=1)
+        out = np.zeros((len(slopes), len(self.kinds)))
+        for r, (kinds, counts) in enumerate(self._stages):
+            out[:, kinds] = np.einsum("ns,nsk->nk", slopes[:, :, r], counts)
         out[:, self.tail] = 1.0
-        for kind, column in self.device:
-            out[:, kind] = (device * self.rows.moments[:, :, column]).sum(axis=1)
-        for kind, column in self.host:
-            out[:, kind] = (host * self.rows.moments[:, :, column]).sum(axis=1)
+        for (kinds, counts), price in zip(self._held, (device, host), strict=True):
+            out[:, kinds] = np.einsum("nm,nmk->nk", price, counts)
         return out
 
     def passes(self, values: Floats, index: Ints | None = None) -> Floats:
         """Stage rows (shapes, classes, pass rows) of kind values (shapes, kinds); of the shapes at ``index``."""
-        stages = self.rows.stages if index is None else self.rows.stages[index]
-        out = np.zeros((*stages.shape[:2], len(PASS_ROWS)))
-        for r, pairs in enumerate(self.by_pass):
-            for kind, column in pairs:
-                out[:, :, r] += values[:, kind, None] * stages[:, :, column]
+        out = np.zeros((len(values), self.rows.stages.shape[1], len(PASS_ROWS)))
+        for r, (kinds, counts) in enumerate(self._stages):
+            mine = counts if index is None else counts[index]
+            out[:, :, r] = np.einsum("nk,nsk->ns", values[:, kinds], mine)
         return out
 
     def memory(self, values: Floats, index: Ints | None = None) -> tuple[Floats, Floats]:
         """Device and host bytes at every moment: (shapes, moments) each; of the shapes at ``index``."""
-        moments = self.rows.moments if index is None else self.rows.moments[index]
-        device = np.zeros(moments.shape[:2])
-        host = np.zeros_like(device)
-        for pairs, out in ((self.device, device), (self.host, host)):
-            for kind, column in pairs:
-                out += values[:, kind, None] * moments[:, :, column]
+        device, host = (
+            np.einsum("nk,nmk->nm", values[:, kinds], counts if index is None else counts[index])
+            for kinds, counts in self._held
+        )
         return device, host
+
+
+def _firsts(pairs: Sequence[tuple[int, int]]) -> Ints:
+    return np.array([a for a, _ in pairs], np.int64)
+
+
+def _seconds(pairs: Sequence[tuple[int, int]]) -> Ints:
+    return np.array([b for _, b in pairs], np.int64)
 
 
 def leading(counts: Floats, low: Floats, high: Floats) -> Ints:
