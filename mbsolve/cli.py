@@ -78,7 +78,7 @@ def solve_command(
         list[str] | None,
         typer.Option(metavar="VALUE", help="Forbid a value (deepep) or NAME=VALUE. Repeatable."),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Plans to rank, each proven.")] = 3,
+    top: Annotated[int, typer.Option(metavar="N", help="Plans to rank, each proven.")] = 1,
     objective: Annotated[str, typer.Option(metavar="NAME", help="time or memory.")] = "time",
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the search after this time.")
