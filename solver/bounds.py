@@ -17,6 +17,7 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import reserved_factor
+from mbsolve.constraints.quantise import BYTES_PER_QUANTUM
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.components import HUB, Component, components
 from mbsolve.solver.prices import active, stride
@@ -169,10 +170,15 @@ class Bounder:
         repeats of the first one.
         """
         device, host = self.counter.memory(self.least(most=True))
-        keep = (device > self.limits.device[:, None]) | (host > self.limits.host) | everything
+        near = self._rounding()
+        keep = (device > self.limits.device[:, None] - near) | (host > self.limits.host - near) | everything
         repeats = (self.rows.moments == self.rows.moments[:, :1]).all(axis=2)
         repeats[:, 0] = False
         return np.asarray(keep & ~repeats)
+
+    def _rounding(self) -> float:
+        """Bytes by which rounding every term to quanta may raise a moment."""
+        return float(BYTES_PER_QUANTUM * (len(self.tables) + 2))
 
     def leading(self, i: int, some: Bools) -> Ints:
         """Of some moments of a shape, those that no other exceeds whatever the features are."""
@@ -183,7 +189,8 @@ class Bounder:
         for pairs in (self.counter.device, self.counter.host):
             kinds, columns = [k for k, _ in pairs], [c for _, c in pairs]
             if kinds and len(rows):
-                keep.update(leading(rows[:, columns].astype(float), low[kinds], high[kinds]).tolist())
+                found = leading(rows[:, columns].astype(float), low[kinds], high[kinds], self._rounding())
+                keep.update(found.tolist())
         return np.asarray(rows[sorted(keep)])
 
     def minimise(self, parts: Sequence[Component], hub: Ints, weights: Floats) -> tuple[Floats, Floats, Ints]:

@@ -69,6 +69,7 @@ class Pool:
         self.layouts = 0
         self.share = START
         self.empty = not self.source.grids.rows or any(not v for v in self.features.values.values())
+        self.empty = self.empty or not self.source.modes(job.model.num_layers + 1, single=True)
         self.grids: Grids | None = None
         if not self.empty:
             self.grids = Grids(job, self.source, self.features, objective, self.limited)

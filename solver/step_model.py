@@ -169,12 +169,15 @@ def _seconds(pairs: Sequence[tuple[int, int]]) -> Ints:
     return np.array([b for _, b in pairs], np.int64)
 
 
-def leading(counts: Floats, low: Floats, high: Floats) -> Ints:
-    """Rows that no other row equals or exceeds for every kind value between ``low`` and ``high``; of equals the first."""
+def leading(counts: Floats, low: Floats, high: Floats, margin: float = 0.0) -> Ints:
+    """Rows that no other row equals or exceeds, by a margin, for every kind value between ``low`` and ``high``.
+
+    Without a margin the first of equals is kept.
+    """
     live = np.flatnonzero((counts != counts[:1]).any(axis=0))
     counts, low, high = counts[:, live], low[live], high[live]
     more = counts[:, None, :] - counts[None, :, :]
-    below = (np.maximum(more, 0) @ high + np.minimum(more, 0) @ low) <= 0
+    below = (np.maximum(more, 0) @ high + np.minimum(more, 0) @ low) <= -margin
     below &= ~below.T | np.tri(len(counts), k=-1, dtype=bool)
     return np.flatnonzero(~below.any(axis=1))
 
