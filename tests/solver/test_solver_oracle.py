@@ -88,3 +88,14 @@ def test_later_ranks_see_what_earlier_ones_ruled_out(seed: int, budget: int) -> 
     with step_by_step():
         got = searched(job, space.demands, "time", 4)
     assert [f.quanta.step for f in got] == [e.quanta.step for e in expected]
+
+
+@pytest.mark.parametrize("seed", [900029, 500073, 900041])
+def test_narrow_spaces_are_answered(seed: int) -> None:
+    """A budget that rounding may exceed by one quantum, and spaces of which the rules leave no mode."""
+    random = Random(seed)
+    space = random_space(random, most=250)
+    job = random_budget(random, space)
+    with step_by_step():
+        got = searched(job, space.demands, "time", 4)
+    assert [f.plan for f in got] == [e.plan for e in best_of(job, space.found, "time", 4)]
