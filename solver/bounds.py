@@ -128,13 +128,23 @@ class Bounder:
 
         It has no tables of its own: ``tables`` are still those of these shapes.
         """
+        out = self._at(index, shapes, rows)
+        out.model = StepModel(shapes, rows.ranks, self.model.fixed[index], vpp)
+        return out
+
+    def subset(self, index: Ints) -> Bounder:
+        """The same for some of the shapes; ``tables`` are still those of all."""
+        out = self._at(index, self.shapes.take(index), self.rows.take(index))
+        out.model = self.model.at(index)
+        return out
+
+    def _at(self, index: Ints, shapes: Columns, rows: Rows) -> Bounder:
+        """What `moved` and `subset` have in common: all but the model."""
         out = copy(self)
-        out._origin, out._parts = (self, index), None
         out.shapes, out.rows, out.full = shapes, rows, self.full[index]
         out.counter = Counter(self.kinds, rows)
-        out.model = StepModel(shapes, rows.ranks, self.model.fixed[index], vpp)
         out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
-        out._least = {}
+        out._origin, out._parts, out._least = (self, index), None, {}
         return out
 
     def least(self, most: bool = False) -> Floats:
@@ -289,17 +299,6 @@ class Bounder:
                 left, device, host, point = left[keep], device[keep], host[keep], point[keep]
                 model, room = model.at(keep), room[keep]
         return Raised(bound, estimate, chosen, parts, hub, left, model.step(point)[1], prices)
-
-    def subset(self, index: Ints) -> Bounder:
-        """The same for some of the shapes; ``tables`` are still those of all."""
-        out = copy(self)
-        out.rows, out.full = self.rows.take(index), self.full[index]
-        out.shapes = self.shapes.take(index)
-        out.counter, out.model = Counter(self.kinds, out.rows), self.model.at(index)
-        out.limits, out.context = Limits(self.limits.device[index], self.limits.host), self.context[index]
-        out._least = {}
-        out._origin, out._parts = (self, index), None
-        return out
 
     def excess(self, values: Floats, index: Ints, limited: bool) -> tuple[Floats, Floats]:
         """How far each moment of some shapes is over the limits of device and host, relative to them."""

@@ -68,7 +68,9 @@ class Joiner:
         self.features, self.kinds, self.rows, self.model, self.limits = features, kinds, rows, model, limits
         self.parts, self.hub = parts, hub
         self.linked = linked(features, [part.names for part in parts])
-        self.flags = sorted({v > 0 for v in features.values[OFFLOAD]})
+        # For each value of the offloaded fraction, whether anything is offloaded.
+        self.on = np.array([v > 0 for v in features.values[OFFLOAD]])
+        self.flags = sorted(set(self.on.tolist()))
         self.timed = [k for (row, _), k in kinds.items() if row in (*PASS_ROWS, "tail")]
 
     def choices(self, i: int, room: Callable[[Key], float], slopes: Floats) -> dict[Key, Listed] | None:
@@ -160,15 +162,14 @@ class Joiner:
 
     def _offload(self, mine: Sequence[Choice]) -> Iterator[tuple[bool, Sequence[Choice]]]:
         """The choices without and with optimizer offload."""
-        on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
         at = next((c for c, p in enumerate(self.parts) if OFFLOAD in p.names), None)
         if at is None:
-            yield bool(on[0]), mine
+            yield bool(self.on[0]), mine
             return
         seconds, held, numbers = mine[at]
         some = self.parts[at].tuples[numbers, self.parts[at].names.index(OFFLOAD)]
-        for flag in (False, True):
-            right = on[some] == flag
+        for flag in self.flags:
+            right = self.on[some] == flag
             if right.any():
                 yield flag, [*mine[:at], (seconds[right], held[:, right], numbers[right]), *mine[at + 1 :]]
 
@@ -177,16 +178,14 @@ class Joiner:
 
         One tuple makes another useless when it costs a shape no more of any kind of time and no more bytes at any
         moment, and has the same values wherever a rule ties the component to another or the key tells them apart.
-        The step is no less for more
-        time of any kind, so no plan is lost that the other tuple would not equal.
+        The step is no less for more time of any kind, so no plan is lost that the other tuple would not equal.
         """
         seconds, held, numbers = choice
         places = [j for j, name in enumerate(part.names) if name in self.linked]
         tied = part.tuples[numbers][:, places]
         if OFFLOAD in part.names:
             # Plans with and without it have different keys.
-            on = np.array([v > 0 for v in self.features.values[OFFLOAD]])
-            tied = np.column_stack([tied, on[part.tuples[numbers, part.names.index(OFFLOAD)]]])
+            tied = np.column_stack([tied, self.on[part.tuples[numbers, part.names.index(OFFLOAD)]]])
         time = np.isin(part.kinds, self.timed)
         costs = np.vstack([part.values[time, part.classes[i]][:, numbers], held])
         no_more = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)

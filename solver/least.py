@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.placement import Replay, stage_counts, virtual_stages
 from mbsolve.constraints.rule import Term
-from mbsolve.constraints.vocabulary import Split
 from mbsolve.solver.columns import Columns, Ints, distinct
+from mbsolve.solver.profiles import whole_model
 from mbsolve.solver.step_model import kinds_of, least_values, limits_of
 from mbsolve.solver.tables import Bools, Features, TermTable, term_tables
 
@@ -84,7 +83,7 @@ class GridTables:
 
 def too_large(job: Job, grids: Columns, tables: Sequence[TermTable]) -> Bools:
     """Grids whose mean rank is too large for a device with what the layers bring to it alone."""
-    whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
+    whole = whole_model(job.model)
     kinds = kinds_of([t.term for t in tables])
     least = least_values(tables, kinds, grids.rows)
     static = np.zeros(grids.rows)

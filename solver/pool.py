@@ -68,11 +68,15 @@ class Pool:
         self.waiting: list[tuple[float, int, Columns]] = []
         self.layouts = 0
         self.share = START
-        self.empty = not self.source.grids.rows or any(not v for v in self.features.values.values())
-        self.empty = self.empty or not self.source.modes(job.model.num_layers + 1, single=True)
+        some = self.source.grids.rows and all(self.features.values.values())
         self.grids: Grids | None = None
-        if not self.empty:
+        if some and self.source.modes(job.model.num_layers + 1, single=True):
             self.grids = Grids(job, self.source, self.features, objective, self.limited)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the rules leave no shape at all."""
+        return self.grids is None
 
     def grow(self, below: float) -> bool:
         """Open the next shapes that may be under ``below``; False when there are none."""
@@ -232,7 +236,7 @@ class Pool:
     def _assignment(
         self, shapes: Columns, row: int, parts: Sequence[Component], chosen: Ints
     ) -> dict[str, Any]:
-        """The decisions of a shape with a tuple of each component; a feature in no term takes its first value."""
+        """The decisions of a shape with a tuple of each component; what is in none has one value."""
         out = {n: v for n, v in shapes.row(row).items() if n in SHAPE}
         found: dict[str, Any] = {n: v[0] for n, v in self.features.values.items()}
         for part, pick in zip(parts, chosen.tolist(), strict=True):

@@ -48,6 +48,11 @@ class Profile(NamedTuple):
     top: Ints
 
 
+def whole_model(model: Model) -> dict[str, int]:
+    """Stage counts of a pipeline of one rank, nothing replayed."""
+    return stage_counts(virtual_stages(model, 1, 1, Split()), 1, Replay())
+
+
 @lru_cache(maxsize=65536)
 def profile(
     model: Model, pp: int, vpp: int, split: Split, microbatches: int, overlap: bool, replay: Replay

@@ -16,12 +16,11 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.moments import COLUMN, SUMMIT
-from mbsolve.constraints.placement import STAGE_COUNTS, Replay, stage_counts, virtual_stages
+from mbsolve.constraints.placement import STAGE_COUNTS, Replay
 from mbsolve.constraints.schedule import Ints
-from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 from mbsolve.solver.columns import Columns
-from mbsolve.solver.profiles import FFNS, STAGES, profiles
+from mbsolve.solver.profiles import FFNS, STAGES, profiles, whole_model
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments
 from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Floats
@@ -49,6 +48,12 @@ class Family(NamedTuple):
     name: str
     ways: tuple[Way, ...]
     pairs: frozenset[tuple[bool, str]]
+
+    @property
+    def overlap(self) -> bool | None:
+        """Whether its shapes overlap; None where they may or may not."""
+        found = {overlap for overlap, _ in self.pairs}
+        return found.pop() if len(found) == 1 else None
 
     def holds(self, mode: Sequence[Any]) -> bool:
         """Whether a combination of the mode decisions belongs to the family."""
@@ -109,9 +114,8 @@ def in_family(nodes: Columns, family: Family) -> Columns:
     # Either full recompute or none; which of its methods it is makes no difference to a term.
     values["recompute_method"] = ["uniform" if family.ways[0].full else "none"]
     codes["recompute_method"] = zeros
-    overlaps = sorted({overlap for overlap, _ in family.pairs})
-    if len(overlaps) == 1:
-        values["ep_overlap"], codes["ep_overlap"] = overlaps, zeros
+    if family.overlap is not None:
+        values["ep_overlap"], codes["ep_overlap"] = [family.overlap], zeros
     return Columns(values, codes, nodes.rows)
 
 
@@ -119,7 +123,7 @@ def coarse(job: Job, source: Shapes, grids: Columns, family: Family) -> Relaxed:
     """Relaxed shapes of some grids of which only the mean rank is looked at, and no moment of memory."""
     way = np.tile(np.arange(len(family.ways)), grids.rows)
     shapes = grids.take(np.repeat(np.arange(grids.rows), len(family.ways)))
-    whole = stage_counts(virtual_stages(job.model, 1, 1, Split()), 1, Replay())
+    whole = whole_model(job.model)
     mean = np.array([whole[n] for n in STAGE_COUNTS]) / shapes.array("pp").astype(float)[:, None]
     mean[:, STAGE_COLUMN["one"]] = 1.0
     gone, sent = _away(family, way, shapes)
@@ -150,15 +154,13 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
     """Relaxed shapes of some grids or layouts (``nodes``) in one family."""
     ways = family.ways
     way = np.tile(np.arange(len(ways)), nodes.rows)
-    overlaps = {overlap for overlap, _ in family.pairs}
-    overlapped = overlaps.pop() if len(overlaps) == 1 else None
     shapes = nodes.take(np.repeat(np.arange(nodes.rows), len(ways)))
     n = shapes.rows
     gone, sent = _away(family, way, shapes)
     unit = max(1, next((n for n in source.demands.domains["recompute_num_layers"] if n), 1))
     # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
     replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
-    found, possible = profiles(job, source, nodes, overlapped, replay)
+    found, possible = profiles(job, source, nodes, family.overlap, replay)
     spread = np.repeat(np.arange(nodes.rows), len(ways))
     top = found.top[spread]
     rows = Rows(

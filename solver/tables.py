@@ -216,44 +216,27 @@ class TermTable:
             self._extremes[key] = chosen.max(axis=1) if most else chosen.min(axis=1)
         return self._extremes[key]
 
-    def least(self, other: TermTable) -> TermTable:
-        """The smaller of two tables of the same term over the same shapes, entry by entry."""
-        return TermTable(
-            self.term, self.features, self.tuples, np.minimum(self.values, other.values), self.classes
-        )
-
 
 def term_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
-    """Tabulate terms over a set of shapes; terms that are zero throughout are left out."""
-    return tidy(raw_tables(features, shapes, terms))
+    """Tabulate terms over a set of shapes; terms that are zero throughout are left out.
 
-
-def raw_tables(features: Features, shapes: Columns, terms: Iterable[Term]) -> list[TermTable]:
-    """A table for each term, over the features of its scope that have more than one value."""
+    A table is over the features of its term's scope that make a difference.
+    """
     out = []
     fixed = {n: v[0] for n, v in features.values.items() if len(v) == 1}
     for term in terms:
         shape, scope = split_scope(term.scope)
-        names = tuple(n for n in scope if n not in fixed)
+        free = tuple(n for n in scope if n not in fixed)
         first, inverse = (
             shapes.classes(shape) if shape else (np.zeros(1, np.int64), np.zeros(shapes.rows, np.int64))
         )
-        tuples = features.legal(names)
+        legal = features.legal(free)
         at: dict[str, Any] = {n: shapes.array(n)[first][:, None] for n in shape}
-        at |= features.arrays(names, tuples) | {n: fixed[n] for n in scope if n in fixed}
+        at |= features.arrays(free, legal) | {n: fixed[n] for n in scope if n in fixed}
         raw = np.asarray(term.call(features.job.facts, at), float)
-        values = np.broadcast_to(raw, (len(first), len(tuples)))
-        out.append(TermTable(term, names, tuples, values, inverse))
-    return out
-
-
-def tidy(tables: Iterable[TermTable]) -> list[TermTable]:
-    """Tables without features that make no difference, and without terms that are zero throughout."""
-    out = []
-    for t in tables:
-        if t.values.any():
-            names, tuples, values = _depends(t.features, t.tuples, t.values)
-            out.append(TermTable(t.term, names, tuples, values, t.classes))
+        if raw.any():
+            names, tuples, values = _depends(free, legal, np.broadcast_to(raw, (len(first), len(legal))))
+            out.append(TermTable(term, names, tuples, values, inverse))
     return out
 
 
