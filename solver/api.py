@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -143,10 +142,7 @@ def _bound(search: Search, plans: Sequence[Found]) -> float | None:
     """Nothing can be better than this, in seconds or bytes."""
     if plans and plans[0].proven:
         return search.seconds(plans[0].score(search.objective))
-    open_bounds = [float(c.bound.min()) for c in search.pool.chunks if len(c.bound)]
-    open_bounds.append(search.pool.frontier())
-    finite = [b for b in open_bounds if math.isfinite(b)]
-    return min(finite) if finite else None
+    return search.bound()
 
 
 def _ranked(job: Job, rank: int, found: Found, best: Found) -> Ranked:

@@ -307,20 +307,27 @@ class Bounder:
         over, over_host = (device - room) / room, (host - self.limits.host) / self.limits.host
         return (over, over_host) if limited else (np.minimum(over, 0.0), np.minimum(over_host, 0.0))
 
-    def least_peak(self, ways: int = 1) -> Floats:
-        """Peak that each group cannot go below, in bytes: each moment is minimised on its own."""
+    def least_peak(self, ways: int = 1) -> tuple[Floats, Ints]:
+        """Bytes of peak that each group cannot go below, each moment minimised on its own.
+
+        Second come the tuples of each component that hold the least at the moment that decides, of every shape.
+        """
         parts, hub = self.components()
+        n = self.shapes.rows
         flat = np.zeros((*self.rows.stages.shape[:2], len(PASS_ROWS)))
         none = np.zeros(self.rows.moments.shape[:2])
-        out = np.zeros(self.shapes.rows // ways)
+        out, chosen = np.full(n, -np.inf), np.zeros((n, len(parts)), np.int64)
+        groups = np.zeros(n // ways)
         for r in range(self.rows.moments.shape[1]):
             device = none.copy()
             device[:, r] = 1.0
             weights = self.counter.weights(flat, device, none)
             weights[:, self.counter.tail] = 0.0
-            least = self.minimise(parts, hub, weights)[0]
-            out = np.maximum(out, least.reshape(-1, ways).min(axis=1))
-        return self.peak(out, ways)
+            least, _, pick = self.minimise(parts, hub, weights)
+            groups = np.maximum(groups, least.reshape(-1, ways).min(axis=1))
+            decides = least > out
+            out[decides], chosen[decides] = least[decides], pick[decides]
+        return self.peak(groups, ways), chosen
 
     def peak(self, device: Floats, ways: int = 1) -> Floats:
         """Peak in bytes of groups that hold so many allocated bytes at their fullest moment."""

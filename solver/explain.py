@@ -11,11 +11,14 @@ from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit
 from mbsolve.constraints.rule import Rule
-from mbsolve.solver.found import Found, Objective
+from mbsolve.solver.found import Found, Objective, OutOfTime
 from mbsolve.solver.outcome import Cause, Explanation, Hint
 from mbsolve.solver.search import Search
 
 GIB = 2**30
+
+# Shapes among which the leanest plan is looked for: a job far too large has tens of thousands that are nearly as lean.
+MOST_SHAPES = 1000
 
 
 def explain(
@@ -25,20 +28,29 @@ def explain(
 
     The causes are found by relaxing: without the memory budgets (is it memory?), then without each demand.
     """
-    least = _least_memory(job, fixed, forbid)
-    causes = _memory_causes(job, least) if least is not None else _rule_causes(job, fixed, forbid, search)
+    lean = Search(job, narrow(domains(job), fixed, forbid), "memory", limited=False, most_shapes=MOST_SHAPES)
+    least = _leanest(lean)
+    if least is not None:
+        causes = _memory_causes(job, least, lean.bound() or 0.0)
+    else:
+        causes = _rule_causes(job, fixed, forbid, search)
     demands = [Cause(rule=f"demand {k}", text=f"{k} is fixed at {v}") for k, v in fixed.items()]
     demands += [Cause(rule="demand", text=f"{text} is forbidden") for text in forbid]
     return Explanation(causes=(*causes, *demands), hints=tuple(_hints(job, objective, fixed, forbid)))
 
 
-def _least_memory(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Found | None:
-    """The legal plan with the least peak memory, budgets ignored."""
-    search = Search(job, narrow(domains(job), fixed, forbid), "memory", limited=False)
-    return None if search.pool.empty else search.best([])
+def _leanest(search: Search) -> Found | None:
+    """The legal plan with the least peak memory, budgets ignored: proven, or the leanest of the shapes allowed."""
+    if search.pool.empty:
+        return None
+    try:
+        return search.best([])
+    except OutOfTime:
+        search.guess()
+        return search.incumbent()
 
 
-def _memory_causes(job: Job, least: Found) -> list[Cause]:
+def _memory_causes(job: Job, least: Found, bound: float) -> list[Cause]:
     evaluation = evaluate(job, least.plan)
     stage = evaluation.worst_stage
     groups: dict[str, float] = {}
@@ -48,13 +60,15 @@ def _memory_causes(job: Job, least: Found) -> list[Cause]:
     largest = sorted(groups.items(), key=lambda kv: -kv[1])[:4]
     parts = ", ".join(f"{name} {b / GIB:.1f}" for name, b in largest)
     limit = device_limit(job)
+    which = "the leanest legal plan" if least.proven else "the leanest legal plan found"
+    unseen = "" if least.proven else f"; none needs less than {bound / GIB:.1f} GiB"
     grid = "x".join(map(str, evaluation.grids.dense))
     return [
         Cause(
             rule="hbm-capacity",
             text=(
-                f"the leanest legal plan (TPxCPxDPxPP {grid}) needs {stage.peak_device_bytes / GIB:.1f} GiB on "
-                f"pipeline rank {stage.stage} ({parts} GiB)"
+                f"{which} (TPxCPxDPxPP {grid}) needs {stage.peak_device_bytes / GIB:.1f} GiB on "
+                f"pipeline rank {stage.stage} ({parts} GiB){unseen}"
             ),
         ),
         Cause(

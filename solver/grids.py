@@ -95,7 +95,7 @@ class Grids:
         """Bounds after some rounds towards ``below``; the prices are left where they got to."""
         ways, moments = len(self.families[f].ways), bounder.rows.moments.shape[1]
         if self.objective == "memory":
-            return bounder.least_peak(ways)
+            return bounder.least_peak(ways)[0]
         raised = bounder.dual(below * AHEAD, ROUNDS, self.limited, ways, prices[:, :, :moments])
         prices[:, :, :moments] = raised.prices
         return raised.bound

@@ -74,6 +74,11 @@ class Pool:
             self.grids = Grids(job, self.source, self.features, objective, self.limited)
 
     @property
+    def shapes(self) -> int:
+        """Shapes that are open."""
+        return sum(chunk.shapes.rows for chunk in self.chunks)
+
+    @property
     def empty(self) -> bool:
         """Whether the rules leave no shape at all."""
         return self.grids is None
@@ -82,7 +87,7 @@ class Pool:
         """Open the next shapes that may be under ``below``; False when there are none."""
         if self.grids is None or not self._refill(self.grids, below):
             return False
-        _, f, layouts = self.waiting.pop(0)
+        least, f, layouts = self.waiting.pop(0)
         # What else waits of the family comes along, so that little is not done many times.
         some = [layouts]
         left = []
@@ -95,7 +100,7 @@ class Pool:
         self.waiting = left
         shapes = self.grids.expand(stacked(self.job, some), f)
         if shapes.rows:
-            self._open(shapes, self.grids.shape_tables(shapes))
+            self._open(shapes, self.grids.shape_tables(shapes), least)
         self.share = max(1, self.share // 2)
         return True
 
@@ -126,12 +131,14 @@ class Pool:
         grids = self.grids.frontier() if self.grids is not None else math.inf
         return min(self.waiting[0][0] if self.waiting else math.inf, grids)
 
-    def _open(self, shapes: Columns, tables: list[TermTable]) -> None:
+    def _open(self, shapes: Columns, tables: list[TermTable], least: float) -> None:
         stages, ranks = stage_rows(self.job, shapes)
         rows = Rows(stages, ranks, no_moments(shapes.rows))
         base = Bounder(self.job, self.features, shapes, rows, tables)
         n = shapes.rows
-        bound = base.cheap()[0] if self.objective == "time" else np.zeros(n)
+        bound = np.full(n, least)
+        if self.objective == "time":
+            bound = np.maximum(bound, base.cheap()[0])
         self.chunks.append(Chunk(base, bound, np.full(n, -math.inf), [None] * n))
 
     def tighten(self, target: float) -> bool:
@@ -163,7 +170,11 @@ class Pool:
             return
         bounder = chunk.bounder(index)
         if self.objective == "memory":
-            chunk.bound[index] = np.maximum(chunk.bound[index], bounder.least_peak())
+            bound, chosen = bounder.least_peak()
+            chunk.bound[index] = np.maximum(chunk.bound[index], bound)
+            k = int(chunk.bound[index].argmin())
+            if chunk.bound[index[k]] < self.goal.target:
+                self.offer(self._assignment(bounder.shapes, k, bounder.components()[0], chosen[k]))
             return
         raised = bounder.dual(target, limited=self.limited)
         chunk.bound[index] = np.maximum(chunk.bound[index], raised.bound)

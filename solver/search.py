@@ -104,7 +104,7 @@ class Search(Session):
         self.goal.wanted = len(exclude) + (ahead if self.objective == "time" else 1)
         while True:
             self._prepare()
-            top = self._incumbent(exclude)
+            top = self.incumbent(exclude)
             upper = min(self._level(), top.score(self.objective) if top else self.most_quanta() + 1)
             if top and top.score(self.objective) <= floor:
                 break
@@ -124,7 +124,7 @@ class Search(Session):
             else:
                 self.note(result)
                 size = BATCH
-        top = self._incumbent(exclude)
+        top = self.incumbent(exclude)
         if top is None:
             return None
         settled = settle(self, top, exclude, BATCH)
@@ -132,9 +132,18 @@ class Search(Session):
         settled.proven = True
         return settled
 
-    def _incumbent(self, exclude: Sequence[Key]) -> Found | None:
+    def incumbent(self, exclude: Sequence[Key] = ()) -> Found | None:
+        """The best plan known whose key is none of ``exclude``."""
         fit = [f for k, f in self.known.items() if k not in exclude]
         return min(fit, key=lambda f: (f.score(self.objective), f.quanta.peak, key_str(f)), default=None)
+
+    def guess(self) -> None:
+        """Look for a plan among the open shapes with the least bounds, whatever the level."""
+        upper = self.most_quanta() + 1
+        picks = self._open(upper, (), {}, GUESS)
+        found = self._solve(picks, (), upper, 0) if picks else None
+        if found is not None:
+            self.note(found)
 
     def _level(self) -> int:
         """The goal's level in whole quanta."""
@@ -146,8 +155,11 @@ class Search(Session):
             while True:
                 self.left()
                 target = self.goal.target
-                if not self.pool.tighten(target) and not self.pool.grow(target):
-                    return
+                if not self.pool.tighten(target):
+                    if self.most_shapes is not None and self.pool.shapes > self.most_shapes:
+                        raise OutOfTime
+                    if not self.pool.grow(target):
+                        return
                 self.say(f"{self.pool.layouts} layouts opened")
 
     def _open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ class Session:
     job, demands, objective : what is asked.
     workers : threads of CP-SAT.
     deadline : ``time.monotonic()`` at which `OutOfTime` is raised; None for never.
+    most_shapes : shapes beyond which `OutOfTime` is raised too, the same on every machine; None for no limit.
     limited : whether the memory budgets hold.
     progress : called with a line of text now and then.
     rules : rules that every plan satisfies.
@@ -58,6 +60,7 @@ class Session:
     objective: Objective
     workers: int = 1
     deadline: float | None = None
+    most_shapes: int | None = None
     limited: bool = True
     progress: Callable[[str], None] | None = None
     rules: list[Rule] = field(default_factory=list)
@@ -106,6 +109,12 @@ class Session:
         if left <= 0:
             raise OutOfTime
         return left
+
+    def bound(self) -> float | None:
+        """What no plan beats that has not been seen, in seconds or bytes; None where nothing is left."""
+        bounds = [float(c.bound.min()) for c in self.pool.chunks if len(c.bound)]
+        least = min([*bounds, self.pool.frontier()])
+        return least if math.isfinite(least) else None
 
     def legal(self, values: Mapping[str, Any]) -> bool:
         """Whether a full assignment satisfies every rule, canonical ones included."""

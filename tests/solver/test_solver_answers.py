@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mbsolve.constraints.quantised import quantised
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.hardware.card import load_machine
-from mbsolve.solver import search
+from mbsolve.solver import explain, search
 from mbsolve.solver.api import solve
 from mbsolve.solver.outcome import Outcome
 from mbsolve.solver.search import Objective
@@ -194,6 +195,28 @@ def test_impossible_demands_are_explained() -> None:
     outcome = solve(make("dense"), fixed={"tp": 4, "pp": 4})
     assert outcome.status == "INFEASIBLE" and not outcome.plans
     assert outcome.explanation is not None and outcome.explanation.causes
+
+
+def _leanest(job: Job) -> tuple[str, float, float | None]:
+    """What the explanation says of the leanest plan: (text, GiB it needs, GiB below which there is none)."""
+    explanation = solve(job, top=1).explanation
+    assert explanation is not None
+    text_ = explanation.causes[0].text
+    needs = re.search(r"needs ([0-9.]+) GiB on", text_)
+    bound = re.search(r"none needs less than ([0-9.]+) GiB", text_)
+    assert needs
+    return text_, float(needs[1]), float(bound[1]) if bound else None
+
+
+def test_the_leanest_plan_is_proven_or_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is too large is explained by its leanest plan; where the look ends early, a bound is told."""
+    job = make("experts", 1.0)
+    text_, exact, bound = _leanest(job)
+    assert "found" not in text_ and bound is None
+    monkeypatch.setattr(explain, "MOST_SHAPES", 0)
+    text_, some, bound = _leanest(job)
+    assert "leanest legal plan found" in text_ and bound is not None
+    assert bound <= exact <= some
 
 
 @pytest.mark.parametrize(
