@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbsolve.constraints.error_bars import error_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.device import device_limit, host_limit, reserved_permille
@@ -22,9 +23,6 @@ from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.time.step import StagePass, Step, step_of
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.counts import flops_per_token
-
-# Whole-step error to expect of a plan, from the reference's cross-validation (docs/accuracy.md).
-DENSE_ERROR, MOE_ERROR = 0.06, 0.11
 
 
 @dataclass
@@ -233,7 +231,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         tokens_per_second_per_gpu=rate,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
-        error_bar=MOE_ERROR if job.model.is_moe else DENSE_ERROR,
+        error_bar=error_bar(job.model),
         terms=time_terms(p, step, passes),
         stages=stages,
         host_bytes_per_node=host_bytes(p),

@@ -147,7 +147,7 @@ def _job_repairs(rule: Rule, job: Job, values: Mapping[str, Any]) -> Iterator[tu
         for size in dict.fromkeys((below, above)):
             if size < 1 or size == now:
                 continue
-            changed = Job(**{name: getattr(job, name) for name in Job.model_fields} | {field: size})
+            changed = job.model_copy(update={field: size})
             if _holds(rule, changed, values):
                 yield {field: size}, f"Set {field} to {size}."
 
