@@ -14,6 +14,7 @@ from typing import Any, Final
 from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.recorded import recorded_settings
+from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.small_models import Unmodelled, small_model
 from mbsolve.emit.spellings import PRECISIONS
 
@@ -83,6 +84,12 @@ class Measured:
 
 def measured_row(row: Mapping[str, Any]) -> Measured:
     """Read one row of the schema of published measurements."""
+    try:
+        row = published_fields(row)
+    except OddRowError as odd:
+        return Measured(
+            str(row.get("id")), str(row.get("tier")), "unknown", "unknown", None, None, reason=str(odd)
+        )
     out = Measured(
         id=str(row.get("id")),
         tier=str(row.get("tier")),

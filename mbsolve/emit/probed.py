@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.rowschema import OddRowError, probe_fields
 from mbsolve.emit.small_models import Unmodelled
 
 __all__ = ["probe_row"]
@@ -28,6 +29,10 @@ WITH_AUX_LOSS: Final = ("dsv3",)
 
 def probe_row(row: Mapping[str, Any]) -> Measured:
     """Read one probe; its memory is what it allocated itself, less what an earlier one of the process left behind."""
+    try:
+        row = probe_fields(row)
+    except OddRowError as odd:
+        return Measured(str(row.get("id")), TIER, "unknown", "unknown", None, None, reason=str(odd))
     inherited = (row.get("inherited_gib") or 0.0) * GIB
     out = Measured(
         id=str(row.get("id")),

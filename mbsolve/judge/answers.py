@@ -126,6 +126,11 @@ def evaluate_case(case: Case) -> Evaluated:
         return Evaluated(**notes, evaluation=evaluate(case.job, case.plan))
     except (UnknownDimensionError, PlacementError) as error:
         return Evaluated(**notes, reason=str(error))
+    except (ArithmeticError, LookupError, ValueError) as error:
+        if not broken:
+            raise
+        # The arithmetic of a plan that no launcher would start need not mean anything.
+        return Evaluated(**notes, reason=f"it is not legal, and cannot be priced ({error})")
 
 
 def diff(a: Case, b: Case) -> Difference:

@@ -94,9 +94,8 @@ def read_rows(path: str | Path) -> Iterator[Measured]:
     InputError
         if the file cannot be read or has another schema.
     """
-    reader = _reader
     for place, row in _objects(Path(path)):
-        read = reader(row)
+        read = _reader(row)
         if read is None:
             raise InputError(
                 f"The file {path} has at {place} no measured row: it lacks 'tier' with 'step_time_ms' or "
@@ -189,6 +188,17 @@ def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, mem
     job, model = case.job, case.job.model
     if isinstance(model, PartialModel):
         return RowResult(**notes, reason=f"no card for the model {model.name}")
+    illegal = tuple(v.rule for v in judged(job, case.plan, unknown=case.unknown)[0])
+    try:
+        return _priced(row, case, {**notes, "illegal": illegal}, time, memory)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        if not illegal or isinstance(error, PlacementError):
+            raise
+        return RowResult(**notes, illegal=illegal, reason=f"not legal, and cannot be priced: {illegal[0]}")
+
+
+def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory: bool) -> RowResult:
+    job, model = case.job, case.job.model
     seen, found = row.figures, dict[str, float | None]()
     terms: tuple[TermValue, ...] = ()
     stage: int | None = None
@@ -220,7 +230,6 @@ def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, mem
         peak_error=_error(predicted.peak_bytes, notes["measured"].peak_bytes),
         not_compared={"time": row.no_time} if row.no_time and time else {},
         stage=stage,
-        illegal=tuple(v.rule for v in judged(job, case.plan, unknown=case.unknown)[0]),
         completed=case.completed,
         terms=terms,
     )
