@@ -80,9 +80,14 @@ class Model(BaseModel):
         Routing: score, group limit (both or neither), whether an auxiliary loss is configured.
     mtp_num_layers
         Multi-token-prediction layers.
-    tie_embeddings, gated_mlp, qk_layernorm, linear_bias, attention_sink
-        Output layer uses the embedding matrix; gate in the FFN; norms on queries and keys; biases of linear
-        layers; one learnt sink per head.
+    tie_embeddings, gated_mlp, qk_layernorm, attention_sink
+        Output layer uses the embedding matrix; gate in the FFN; norms on queries and keys; one learnt sink per
+        head.
+    linear_bias, qkv_bias, norm_bias
+        Biases of all linear layers, or of the query, key and value projection alone (not with MLA); an offset
+        beside the scale of every norm.
+    learned_positions
+        Rows of a learnt position embedding, which every tensor-parallel rank holds whole; None: rotary.
     sliding_window, window_period
         Tokens that a windowed layer sees. Layer ``i`` (from 0) is windowed unless ``window_period`` divides
         ``i + 1``; without a period all layers are.
@@ -132,6 +137,9 @@ class Model(BaseModel):
     gated_mlp: Flag = True
     qk_layernorm: Flag
     linear_bias: Flag = False
+    qkv_bias: Flag = False
+    norm_bias: Flag = False
+    learned_positions: Positive | None = None
     attention_sink: Flag = False
     sliding_window: Positive | None = None
     window_period: Annotated[int, Field(strict=True, ge=2)] | None = None
@@ -147,6 +155,8 @@ class Model(BaseModel):
     def _attention_is_whole(self) -> Model:
         latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         if self.mla:
+            if self.qkv_bias:
+                raise ValueError("qkv_bias is true, but it is not allowed with attention 'mla'.")
             for field in latent:
                 if getattr(self, field) is None:
                     raise ValueError(f"{field} is missing, but attention 'mla' needs it.")
