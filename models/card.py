@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from mbsolve.cards import (
     read_mapping,
 )
 from mbsolve.models.counts import total_parameters
+from mbsolve.models.huggingface import read_config
 
 __all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
 
@@ -292,13 +294,14 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str | Path) -> Model:
-    """Return the card of a name, an alias or a YAML file.
+    """Return the card of a name, an alias, a YAML file or the ``config.json`` of a Hugging Face checkpoint.
 
     Parameters
     ----------
     name_or_path
-        A shipped name or alias (case and ``-``, ``_``, ``.`` do not count), or the path of a card: anything
-        with a ``/``, ending in ``.yaml`` or ``.yml``, or naming a file that exists.
+        A shipped name or alias (case and ``-``, ``_``, ``.`` do not count), or a path: anything with a ``/``,
+        ending in ``.yaml``, ``.yml`` or ``.json``, or naming what exists. A ``.json`` file, or a folder with a
+        ``config.json``, is read as a checkpoint's configuration; any other file as a card.
 
     Raises
     ------
@@ -306,4 +309,9 @@ def load_model(name_or_path: str | Path) -> Model:
         If there is no such card, or the file is no valid card.
     """
     path = find_card(name_or_path, DATA, "model")
-    return _shipped(path) if path.parent == DATA else parse_model(read_mapping(path), f"The card {path}")
+    if path.parent == DATA:
+        return _shipped(path)
+    path = path / "config.json" if os.path.isdir(path) else path
+    if path.suffix == ".json":
+        return parse_model(read_config(path), f"The config {path}")
+    return parse_model(read_mapping(path), f"The card {path}")
