@@ -42,7 +42,8 @@ def _show_version(asked: bool) -> None:
 def solve_command(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, or a card.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, a card, or a config.json."),
     ] = None,
     seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens of a sequence.")] = None,
     gpus: Annotated[str | None, typer.Option(metavar="N", help="Number of GPUs.")] = None,
