@@ -209,7 +209,7 @@ def judged(
         if because is None:
             open_laws.append(rule.id)
             continue
-        mends = tuple(Repair(set=fields, text=text) for fields, text in _mends(rule, job, plan))
+        mends = tuple(Repair(set=fields, text=text) for fields, text in repairs(rule, job, plan))
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=mends))
     return tuple(found), tuple(dict.fromkeys(open_laws))
 
@@ -226,14 +226,6 @@ def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Fi
         for rule, because in _broken(job, plan, "warning", unknown)
         if because is not None
     )
-
-
-def _mends(rule: Rule, job: Job, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
-    """The repairs that can be worked out; of a model with unknown dimensions, perhaps not all."""
-    try:
-        yield from repairs(rule, job, plan)
-    except UnknownDimensionError:
-        return
 
 
 def _laws(job: Job, kind: Kind) -> Iterator[Rule]:

@@ -7,7 +7,7 @@ reason, so that no row is left out in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.small_models import Unmodelled, small_model
 from mbsolve.emit.spellings import PRECISIONS
 
-__all__ = ["Figures", "Measured", "measured_row"]
+__all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
 
 GB, GIB = 1e9, 2**30
 
@@ -80,6 +80,24 @@ class Measured:
     reason: str | None = None
     no_time: str | None = None
     no_memory: str | None = None
+
+
+def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows that leave VPP open take that of the rows with the same model, machine, TP, PP and CP, where these agree."""
+
+    def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(str(row.get(name)) for name in ("model", "hardware", "tp", "pp", "cp"))
+
+    seen: dict[tuple[Any, ...], set[Any]] = {}
+    for row in rows:
+        if row.get("vpp") is not None:
+            seen.setdefault(cell(row), set()).add(row["vpp"])
+    out: list[Mapping[str, Any]] = []
+    for row in rows:
+        known = seen.get(cell(row), set())
+        take = row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
+        out.append({**row, "vpp": next(iter(known))} if take else row)
+    return out
 
 
 def measured_row(row: Mapping[str, Any]) -> Measured:
@@ -273,7 +291,9 @@ def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
     if granularity == "full":
         method = (_extra(row).get("arch") or {}).get("recompute_method")
         out |= {
-            "recompute_method": method or ("block" if row.get("recompute_num_layers") else "uniform"),
+            # One layer without a method is a checkpoint around each; a larger number, that many of a stage.
+            "recompute_method": method
+            or ("block" if (row.get("recompute_num_layers") or 1) > 1 else "uniform"),
             "recompute_num_layers": row.get("recompute_num_layers") or 1,
         }
     return {name: value for name, value in out.items() if value is not None}

@@ -66,6 +66,9 @@ def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     found["routing"] = "natural" if row.get("routing") == "natural" else "balanced"
     # All releases on record have a Transformer Engine before 2.20.
     found["logits_copies"] = 1
+    # 27 of the 38 tuned dense rows with TP that record it overlap its collectives.
+    if "tp_comm_overlap" not in found and tuned and (row.get("tp") or 1) > 1 and row.get("moe") is False:
+        found["tp_comm_overlap"] = True
     if arch.get("no_gradient_accumulation_fusion"):
         found["grad_accumulation_fusion"] = False
     return found

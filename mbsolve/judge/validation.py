@@ -23,7 +23,7 @@ from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.time.catalogue import TIME_TERMS
-from mbsolve.emit.measured import Figures, Measured, measured_row
+from mbsolve.emit.measured import Figures, Measured, completed_by_siblings, measured_row
 from mbsolve.emit.probed import probe_row
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
@@ -94,7 +94,11 @@ def read_rows(path: str | Path) -> Iterator[Measured]:
     InputError
         if the file cannot be read or has another schema.
     """
-    for place, row in _objects(Path(path)):
+    objects = list(_objects(Path(path)))
+    rows = completed_by_siblings([row for _, row in objects if isinstance(row, Mapping)])
+    if len(rows) < len(objects):
+        rows = [row for _, row in objects]
+    for (place, _), row in zip(objects, rows, strict=True):
         read = _reader(row)
         if read is None:
             raise InputError(

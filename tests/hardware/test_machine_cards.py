@@ -27,7 +27,18 @@ def raw_card(name: str) -> dict[str, object]:
 
 
 def test_the_cards_are_shipped() -> None:
-    assert NAMES == ("a100-80gb", "b200", "b300", "gb200", "gb300", "h100", "h20", "h200")
+    assert NAMES == (
+        "a100-80gb",
+        "a800-80gb",
+        "b200",
+        "b300",
+        "gb200",
+        "gb300",
+        "h100",
+        "h20",
+        "h200",
+        "h800",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mbsolve.cli import main
 from mbsolve.constraints.evaluate import evaluate
-from mbsolve.emit.measured import measured_row
+from mbsolve.emit.measured import completed_by_siblings, measured_row
 from mbsolve.emit.probed import probe_row
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import case_of
@@ -138,6 +138,16 @@ def test_what_a_row_does_not_record_is_taken_from_its_kind() -> None:
     assert recorded(model="DeepSeek-V3")["moment_dtype"] == "bf16"
     assert "moment_dtype" not in recorded()
     assert recorded(routing="natural")["routing"] == "natural"
+    dense = {"model": "Llama-3-70B", "moe": False, "ep": None, "tp": 4}
+    assert recorded(**dense)["tp_comm_overlap"] and "tp_comm_overlap" not in recorded()
+    assert not recorded(**dense, extra={"tp_comm_overlap": False})["tp_comm_overlap"]
+
+
+def test_vpp_is_taken_from_rows_of_the_same_cell_that_agree() -> None:
+    cell = {**ROW, "pp": 2, "ep": 8}
+    rows = [{**cell, "vpp": 12}, {**cell, "vpp": None}, {**cell, "vpp": None, "tp": 2}, {**ROW, "vpp": None}]
+    assert [r["vpp"] for r in completed_by_siblings(rows)] == [12, 12, None, None]
+    assert completed_by_siblings([*rows, {**cell, "vpp": 6}])[1]["vpp"] is None
 
 
 PROBE: dict[str, Any] = {
