@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import reports
+
 from mbsolve.judge.statistics import TRUSTED, TUNED, ErrorGroup, Validation, error_of, errors_of, validation
 from mbsolve.judge.validation import RowResult, read_rows, validate_row
 
@@ -58,6 +60,9 @@ def tables(found: Validation) -> str:
         "### Ran, and breaks a rule here",
         "As far as the row tells: many name no pipeline layout, and some releases had other rules.",
         _counts("rule", _broken(found.rows)),
+        "### Reports of users",
+        "From documents, recipes and issues (`benchmarks/data/reports.yaml`), judged as `mbsolve check` judges them.",
+        reports.table(),
     ]
     return "\n\n".join(part for part in parts if part)
 

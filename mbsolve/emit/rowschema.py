@@ -13,6 +13,9 @@ Count = Annotated[int, Field(ge=1)] | None
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 
 
+PROBE_NEEDS = ("gpus", "seq_len")
+
+
 class OddRowError(ValueError):
     """A row has a value that cannot be read; the message names the field and the value."""
 
@@ -73,8 +76,6 @@ class _Published(_Row):
 
 
 class _Probe(_Row):
-    gpus: Annotated[int, Field(ge=1)]
-    seq_len: Annotated[int, Field(ge=1)]
     num_microbatches: Annotated[int, Field(ge=1)]
     hardware: str | None = None
     num_layers_override: Count = None
@@ -121,4 +122,8 @@ def probe_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     OddRowError
         naming the field that cannot be read.
     """
-    return _fields(_Probe, raw)
+    found = _fields(_Probe, raw)
+    for name in PROBE_NEEDS:
+        if found[name] is None:
+            raise OddRowError(f"the row lacks {name}")
+    return found

@@ -145,6 +145,7 @@ ENTRY_NOTES: Final = frozenset(
     [
         "id",
         "report",
+        "waits_for",
         "source",
         "kind",
         "quality",

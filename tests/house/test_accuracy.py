@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +17,14 @@ SLACK = 0.0005
 
 
 @pytest.fixture(scope="module")
-def command() -> ModuleType:
+def command() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 def test_accuracy(command: ModuleType) -> None:

@@ -12,7 +12,7 @@ from mbsolve.constraints.check import Verdict, judged
 from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
 
-FILE = Path(__file__).with_name("reports.yaml")
+FILE = Path(__file__).parents[2] / "benchmarks" / "data" / "reports.yaml"
 RAW: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 REPORTS: dict[str, dict[str, Any]] = {case["id"]: case for case in RAW["cases"]}
 CASES: dict[str, Case] = {case.name: case for case in read_cases(FILE)}
