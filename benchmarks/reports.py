@@ -41,7 +41,7 @@ def judged(case: Case, report: dict[str, Any], laws: dict[str, list[str]]) -> tu
     expect = report["expect"]
     expect = expect["by_version"]["mcore>=0.16"] if "by_version" in expect else expect
     answer: Verdict = verdict(case)
-    said = answer.verdict
+    said: str = answer.verdict
     word = expect.get("verdict")
     right = said == word or (word == "feasible" and said == "undecided" and answer.legal)
     if word == "infeasible":
@@ -63,7 +63,7 @@ def ordered(candidates: list[Case], expect: dict[str, Any]) -> bool:
     found = {c.name.split(".")[1]: evaluate(c.job, c.plan) for c in candidates}
     by_time = sorted(found, key=lambda name: found[name].step_seconds)
     by_memory = sorted(found, key=lambda name: found[name].worst_stage.peak_device_bytes)
-    return by_time == expect["throughput_order"] and by_memory == expect["memory_order_low_to_high"]
+    return bool(by_time == expect["throughput_order"] and by_memory == expect["memory_order_low_to_high"])
 
 
 def table() -> str:
