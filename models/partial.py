@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import cache
+from typing import Annotated, Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from mbsolve.cards import CardError
 from mbsolve.models.card import Model
 
 __all__ = ["PartialModel", "UnknownDimensionError", "partial_model"]
@@ -49,6 +53,13 @@ class PartialModel(Model):
         return hash(self.name)
 
 
+@cache
+def _adapter(field: str) -> TypeAdapter[Any]:
+    """What checks the value of one field of a model."""
+    info = Model.model_fields[field]
+    return TypeAdapter(Annotated[info.annotation, info])
+
+
 def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
     """A model of which some fields are known.
 
@@ -58,6 +69,18 @@ def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
         What the model is called.
     known
         Field -> value. Fields that a card may leave out have their defaults; all others are unknown.
+
+    Raises
+    ------
+    CardError
+        if a value is of a wrong type or out of bounds.
     """
+    for field, value in known.items():
+        try:
+            _adapter(field).validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wanted = first["msg"].replace("Input should be", "it must be", 1)
+            raise CardError(f"model {name}: {field} is {first['input']!r}, but {wanted}.") from error
     fields = {field: _UNKNOWN for field, info in Model.model_fields.items() if info.is_required()}
     return PartialModel.model_construct(**{**fields, "title": name, **known, "name": name})

@@ -173,5 +173,8 @@ def _described(name: str, values: dict[str, Any], completed: dict[str, Any]) -> 
     if not values.get("num_experts") and "ffn_hidden_size" not in values:
         missing.append("ffn_hidden_size")
     if missing:
-        return partial_model(name, values)
+        try:
+            return partial_model(name, values)
+        except CardError as error:
+            raise InputError(str(error)) from error
     return _parsed({"title": name, **values, "name": name})
