@@ -57,7 +57,8 @@ class PartialModel(Model):
 def _adapter(field: str) -> TypeAdapter[Any]:
     """What checks the value of one field of a model."""
     info = Model.model_fields[field]
-    return TypeAdapter(Annotated[info.annotation, info])
+    checked: Any = Annotated[info.annotation, info]
+    return TypeAdapter(checked)
 
 
 def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
