@@ -69,7 +69,8 @@ def _attention_linears(model: Model, tp: Count) -> Linears:
     """(rows, columns) of the attention weights; the MLA down projections are replicated over tensor parallelism."""
     hidden, heads = model.hidden_size, model.num_attention_heads
     if not model.mla:
-        groups = _at_least(model.num_query_groups, tp)
+        # Megatron-Core 0.19 cuts the groups even below one a rank, as hybrids built on the meta device show.
+        groups = model.num_query_groups if model.hybrid else _at_least(model.num_query_groups, tp)
         queries = 2 * heads if model.attention_output_gate else heads
         qkv = (queries + 2 * groups) * model.head_dim // tp
         return [(qkv, hidden), (hidden, heads * model.head_dim // tp)]
