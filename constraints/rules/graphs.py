@@ -43,13 +43,14 @@ def bridge_has_no_local_graphs(cuda_graph_impl: str) -> bool:
 def full_graphs_have_no_scope(
     cuda_graph_impl: str,
     graph_attn: bool,
+    graph_mamba: bool,
     graph_mlp: bool,
     graph_moe: bool,
     graph_moe_router: bool,
     graph_moe_preprocess: bool,
 ) -> bool:
     """Full-iteration graphs take no scope."""
-    scopes = (graph_attn, graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
+    scopes = (graph_attn, graph_mamba, graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
     return cuda_graph_impl != "full_iteration" or not any(scopes)
 
 
