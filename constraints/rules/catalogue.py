@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
     # CUDA graphs
     graphs.implementation_is_known,
     graphs.bridge_has_no_local_graphs,
-    graphs.full_graphs_have_no_scope,
+    *graphs.full_graphs_have_no_scope,
     graphs.full_graphs_are_for_dense_models,
     graphs.experts_or_router,
     graphs.preprocess_follows_router,
