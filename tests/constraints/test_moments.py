@@ -17,6 +17,10 @@ from mbsolve.models.card import Model, load_model
 
 DSV3 = load_model("dsv3").model_copy(update={"num_layers": 13})
 LLAMA = load_model("llama3-8b").model_copy(update={"num_layers": 12})
+NANO = load_model("nemotron-3.5-lightning").model_copy(
+    update={"num_layers": 12, "layer_pattern": "MEMEM*EMEMEM/*E", "mtp_num_layers": 1}
+)
+NEXT = load_model("qwen3-next-80b").model_copy(update={"num_layers": 12})
 
 
 Weights = NDArray[np.float64]
@@ -82,7 +86,7 @@ def slow_peak(
 
 
 CASES = st.tuples(
-    st.sampled_from([DSV3, LLAMA]),
+    st.sampled_from([DSV3, LLAMA, NANO, NEXT]),
     st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (2, 3), (4, 3)]),
     st.integers(1, 6),
     st.sampled_from(
