@@ -129,14 +129,15 @@ class Block(NamedTuple):
         """
         way = "at_nograd" if self.unit else "at_forward"
         for parts in self.parts():
+            last = parts[-1]
             for half in parts:
-                if half == "attention" and len(parts) > 1:
+                if half == "attention" and half != last:
                     continue
                 v = _at(f"{way}_{half}")
                 if self.offloaded:
                     v = v + self.halves() - self.live()
-                if half != parts[-1] and not self.unit:
-                    v[COLUMN[f"live_{parts[-1]}"]] -= 1
+                if half != last and not self.unit:
+                    v[COLUMN[f"live_{last}"]] -= 1
                 yield f"forward of {half} layer", v
 
     def backward(self) -> Iterator[tuple[str, Ints]]:

@@ -27,7 +27,9 @@ def test_step_and_its_parts_agree_with_the_reference(
     counts = rank_counts(p.job, p.plan)[step.slowest]
     with capsys.disabled():
         signed, measured = step.seconds / row["reference"]["step"] - 1, row["measured_seconds"]
-        print(f"\n  {signed:+.2%} of the reference, {step.seconds / measured - 1:+.1%} of the run: {row['id']}")
+        print(
+            f"\n  {signed:+.2%} of the reference, {step.seconds / measured - 1:+.1%} of the run: {row['id']}"
+        )
     for theirs, ours in {**CLASSES, "scan": "scan"}.items():
         seconds = sum(
             value * counts[t.per]
