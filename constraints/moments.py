@@ -253,7 +253,8 @@ def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[
     """Labels and counts of the moments of one pass of a chunk, beside what was in flight before it."""
     walk = _forward_offsets if forward else _backward_offsets
     pairs = list(walk(chunk, blocks_of(chunk, replay), stale))
-    return tuple(label for label, _ in pairs), np.array([v for _, v in pairs])
+    rows = np.array([v for _, v in pairs], np.int64).reshape(-1, len(MOMENT_COUNTS))
+    return tuple(label for label, _ in pairs), rows
 
 
 @lru_cache(maxsize=16384)

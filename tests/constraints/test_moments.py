@@ -139,3 +139,10 @@ def test_in_flight_of_interleaved_schedule_is_the_published_count() -> None:
             held += 1 if forward else -1
             most = max(most, held)
         assert most == 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
+
+
+def test_a_stage_without_layers_holds_what_it_is_handed() -> None:
+    # Published layouts of Llama-3.1 405B leave a virtual stage empty.
+    stages = virtual_stages(LLAMA, 2, 2, Split(layout="Et*6||t*3|t*3L"))
+    found = rank_moments(chunks_of(stages, 2, 1), 2, 1, 8, Replay(), False)
+    assert len(found.counts) == len(found.labels) > 1
