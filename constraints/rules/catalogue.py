@@ -33,6 +33,7 @@ OURS = {
     "etp-divides-expert-ffn": "asserted by the grouped linear layer, not by a validator",
     "optimizer-offload-needs-distopt": "said in the documentation, not validated",
     "mamba-heads-tp-cp": "asserted by the mixer, not by a validator",
+    "hybrid-vpp-bridge": "asserted when the model is built",
     "hybrid-vpp-needs-layout": "raised when the stack picks the layers of a stage",
     "hybrid-mtp-last": "the hybrid model builds MTP with the loss only, in silence",
     "hybrid-no-ep-overlap": "fails when the schedule asks the model for its plan",
@@ -79,6 +80,7 @@ RULES: tuple[Rule, ...] = (
     # hybrid models
     hybrid.delta_net_heads_split,
     hybrid.mamba_heads_split,
+    hybrid.bridge_does_not_interleave_patterns,
     hybrid.pattern_stages_are_marked,
     hybrid.pattern_keeps_mtp_last,
     hybrid.patterns_do_not_overlap,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbsolve.constraints.placement import expand_layout
 from mbsolve.constraints.rule import rule
-from mbsolve.constraints.rules.upstream import megatron
+from mbsolve.constraints.rules.upstream import BRIDGE_TARGETS, MEGATRON_LM, bridge, megatron
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 
@@ -41,13 +41,26 @@ def mamba_heads_split(tp: int, cp: int, model: Model) -> bool:
 
 
 @rule(
+    "hybrid-vpp-bridge",
+    because="Megatron-Bridge builds models with a layer pattern, as {model.title}, without virtual stages, but VPP = "
+    "{vpp}",
+    source=bridge("src/megatron/bridge/models/hybrid/hybrid_provider.py (provide)"),
+    targets=BRIDGE_TARGETS,
+)
+def bridge_does_not_interleave_patterns(vpp: int, model: Model) -> bool:
+    """In Megatron-Bridge there are no virtual stages with a layer pattern."""
+    return vpp == 1 or model.layer_pattern is None
+
+
+@rule(
     "hybrid-vpp-needs-layout",
     because="the layer pattern of {model.title} takes VPP = {vpp} with stages that are marked in it, which needs a "
     "layout, not {split}",
     source=megatron(f"{HYBRID}/hybrid_layer_allocation.py (select_pipeline_segment)"),
+    targets=MEGATRON_LM,
 )
 def pattern_stages_are_marked(vpp: int, split: Split, model: Model) -> bool:
-    """With a layer pattern, virtual stages need a layout."""
+    """In Megatron-LM, virtual stages of a layer pattern need a layout."""
     return vpp == 1 or model.layer_pattern is None or split.layout is not None
 
 
@@ -66,8 +79,10 @@ def pattern_keeps_mtp_last(split: Split, model: Model) -> bool:
 
 @rule(
     "hybrid-no-ep-overlap",
-    because="EP overlap runs the schedule plan of a transformer, and {model.title} with its layer pattern has none",
-    source=megatron(f"{HYBRID}/hybrid_model.py (no build_schedule_plan)"),
+    because="EP overlap pairs the two halves of a layer, and the layer pattern of {model.title} keeps them apart",
+    source=megatron(
+        f"{HYBRID}/hybrid_model.py (no build_schedule_plan in 0.19.2, groups of layers since; issue 5854)"
+    ),
 )
 def patterns_do_not_overlap(ep_overlap: bool, model: Model) -> bool:
     """With a layer pattern there is no EP overlap."""
