@@ -17,6 +17,7 @@ from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.constraints.rules.repair import repairs, rule_reads
 from mbsolve.constraints.rules.upstream import CONFIG, megatron
 from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
+from mbsolve.models.partial import UnknownDimensionError
 
 GIB = 2**30
 
@@ -27,7 +28,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "check",
-    "undecided",
+    "judged",
     "violations",
     "warnings",
 ]
@@ -74,23 +75,29 @@ class Verdict(BaseModel):
 
     Parameters
     ----------
+    id : the name of the configuration in its file, if it came from one.
     legal : whether no law is broken.
     fits : whether the memory suffices; None when it was not computed.
     verdict : in a word; ``undecided`` when a rule needs a size that is unknown.
+    undecided : ids of the laws that need something unknown.
     completed : fields that were absent, with the values that defaults gave them.
+    told : what was read loosely or ignored, in words.
     evaluation : what the plan costs, when it is legal.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
+    id: str | None = None
     legal: bool
     fits: bool | None = None
     verdict: Literal["feasible", "infeasible", "oom", "undecided"]
     violations: tuple[Violation, ...] = ()
+    undecided: tuple[str, ...] = ()
     normalised: tuple[Normalised, ...] = ()
     warnings: tuple[Finding, ...] = ()
     completed: dict[str, Any] = Field(default_factory=dict)
+    told: tuple[str, ...] = ()
     evaluation: Evaluation | None = None
 
 
@@ -116,6 +123,7 @@ def check(
     *,
     unknown: Collection[str] = (),
     completed: Mapping[str, Any] | None = None,
+    memory: bool = True,
 ) -> Verdict:
     """Judge a plan: by every rule of the target, then, when it is legal, by the memory it takes.
 
@@ -128,17 +136,21 @@ def check(
         Names whose values in ``job`` and ``plan`` are only placeholders; see `violations`.
     completed
         Fields that were absent, with the values that defaults gave them; passed through.
+    memory
+        Whether the memory is judged too; else a legal plan is ``feasible`` and ``fits`` is None.
     """
-    found = violations(job, plan, unknown=unknown)
+    found, open_laws = judged(job, plan, unknown=unknown)
     notes: dict[str, Any] = {
+        "undecided": open_laws,
         "warnings": warnings(job, plan, unknown=unknown),
         "completed": dict(completed or {}),
     }
     if found:
         return Verdict(legal=False, verdict="infeasible", violations=found, **notes)
-    if unknown:
-        return Verdict(legal=True, verdict="undecided" if undecided(job, unknown) else "feasible", **notes)
-    evaluation = evaluate(job, plan)
+    evaluation = _evaluated(job, plan, unknown) if memory else None
+    if evaluation is None:
+        word: Literal["undecided", "feasible"] = "undecided" if open_laws or memory else "feasible"
+        return Verdict(legal=True, verdict=word, **notes)
     over = _over_budget(job, evaluation)
     return Verdict(
         legal=True,
@@ -148,6 +160,16 @@ def check(
         evaluation=evaluation,
         **notes,
     )
+
+
+def _evaluated(job: Job, plan: Plan, unknown: Collection[str]) -> Evaluation | None:
+    """The evaluation, or None where it needs something unknown."""
+    if unknown:
+        return None
+    try:
+        return evaluate(job, plan)
+    except UnknownDimensionError:
+        return None
 
 
 def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
@@ -170,20 +192,31 @@ def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
     )
 
 
-def violations(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Violation, ...]:
-    """Return every law of the job's target that the plan breaks, in the order of the catalogue.
+def judged(
+    job: Job, plan: Plan, *, unknown: Collection[str] = ()
+) -> tuple[tuple[Violation, ...], tuple[str, ...]]:
+    """Return the laws of the job's target that the plan breaks, and the ids of those that cannot be decided.
 
     Parameters
     ----------
     unknown
         Decisions and sizes of the job (``gpus``, ``gbs``, ``seq_len``) whose values in ``job`` and ``plan`` are
-        only placeholders. A rule that reads one is not judged; see `undecided`.
+        only placeholders. A law that reads one is undecided, and so is one that reads an unknown dimension of a
+        `PartialModel`.
     """
-    found = [*_misspelt(plan)]
+    found, open_laws = [*_misspelt(plan)], list[str]()
     for rule, because in _broken(job, plan, "hard", unknown):
+        if because is None:
+            open_laws.append(rule.id)
+            continue
         mends = tuple(Repair(set=fields, text=text) for fields, text in repairs(rule, job, plan))
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=mends))
-    return tuple(found)
+    return tuple(found), tuple(dict.fromkeys(open_laws))
+
+
+def violations(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Violation, ...]:
+    """Return every law of the job's target that the plan breaks, in the order of the catalogue; see `judged`."""
+    return judged(job, plan, unknown=unknown)[0]
 
 
 def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Finding, ...]:
@@ -191,21 +224,16 @@ def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Fi
     return tuple(
         Finding(rule=rule.id, because=because, source=str(rule.source))
         for rule, because in _broken(job, plan, "warning", unknown)
+        if because is not None
     )
-
-
-def undecided(job: Job, unknown: Collection[str]) -> tuple[str, ...]:
-    """Return the ids of the laws of the job's target that read something unknown."""
-    ids = [rule.id for rule in _laws(job, "hard") if rule_reads(rule) & set(unknown)]
-    return tuple(dict.fromkeys(ids))
 
 
 def _laws(job: Job, kind: Kind) -> Iterator[Rule]:
     return (rule for rule in RULES if rule.kind == kind and (not rule.targets or job.target in rule.targets))
 
 
-def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Iterator[tuple[Rule, str]]:
-    """Yield broken rules with their reason; of a family that shares an id, each broken member."""
+def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Iterator[tuple[Rule, str | None]]:
+    """Yield broken rules with their reason, and undecided ones with None; of a family that shares an id, each member."""
     values = plan.values()
     if values["mbs"] > 0:
         values |= derive(job, values)
@@ -213,12 +241,23 @@ def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Itera
         values |= {"dp": 1, "edp": 1, "microbatches": 1}
     for rule in _laws(job, kind):
         if rule_reads(rule) & set(unknown):
+            yield rule, None
             continue
         try:
             if not rule.holds(job.facts, values):
-                yield rule, rule.clause(job.facts, values)
+                yield rule, _reason(rule, job, values)
         except PlacementError as error:
             yield rule, str(error)
+        except UnknownDimensionError:
+            yield rule, None
+
+
+def _reason(rule: Rule, job: Job, values: Mapping[str, Any]) -> str:
+    """Why, with numbers; in general words where a number is not known."""
+    try:
+        return rule.clause(job.facts, values)
+    except UnknownDimensionError:
+        return rule.text.rstrip(".")
 
 
 def _misspelt(plan: Plan) -> Iterator[Violation]:

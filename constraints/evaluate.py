@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbsolve.constraints.error_bars import error_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.device import device_limit, host_limit, reserved_permille
@@ -21,18 +22,7 @@ from mbsolve.constraints.rule import Row, Term
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.time.step import StagePass, Step, step_of
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.models.card import Model
 from mbsolve.models.counts import flops_per_token
-
-# Whole-step error to expect of a plan, from the reference's cross-validation (docs/accuracy.md).
-DENSE_ERROR, MOE_ERROR = 0.06, 0.11
-# Mean over seven published runs of hybrid models, which one scan rate for all of them misses by more.
-HYBRID_ERROR = 0.18
-
-
-def expected_error(model: Model) -> float:
-    """Relative error of a step to expect of a model."""
-    return HYBRID_ERROR if model.hybrid else MOE_ERROR if model.is_moe else DENSE_ERROR
 
 
 @dataclass
@@ -241,7 +231,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         tokens_per_second_per_gpu=rate,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
-        error_bar=expected_error(job.model),
+        error_bar=error_bar(job.model),
         terms=time_terms(p, step, passes),
         stages=stages,
         host_bytes_per_node=host_bytes(p),

@@ -87,6 +87,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     fp8_output_proj: bool = False
     expandable_segments: bool = True
     grad_accumulation_fusion: bool = True
+    make_vocab_size_divisible_by: int = Field(default=128, ge=1)
 
 
 class Split(BaseModel, frozen=True, extra="forbid"):

@@ -23,7 +23,7 @@ __all__ = ["CALIBRATION", "CardError", "Machine", "Network", "load_machine", "ma
 
 DATA = Path(__file__).parent / "data"
 
-FAMILY_CARD = {"hopper": "h100", "b200": "b200", "gb200": "gb200"}
+FAMILY_CARD = {"hopper": "h100", "b200": "b200", "gb200": "gb200", "x300": "b300"}
 """The shipped card from which a user's card of the same calibration family takes the constants it leaves out."""
 
 CALIBRATION = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,16 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-__all__ = ["CardError", "card_names", "card_sources", "explain", "find_card", "plain_values", "read_mapping"]
+__all__ = [
+    "CardError",
+    "card_names",
+    "card_sources",
+    "did_you_mean",
+    "explain",
+    "find_card",
+    "plain_values",
+    "read_mapping",
+]
 
 
 class CardError(ValueError):
@@ -22,7 +32,7 @@ def _spelling(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter not in "-_. ")
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest of the known words, or an empty string."""
     spellings = {_spelling(candidate): candidate for candidate in known}
     nearest = difflib.get_close_matches(_spelling(word), spellings, n=1, cutoff=0.5)
@@ -99,7 +109,7 @@ def explain(error: ValidationError, where: str, fields: Iterable[str]) -> str:
         case "missing":
             return f"{where} lacks the field {field!r}{more}."
         case "extra_forbidden":
-            return f"{where} has an unknown field {field!r}{_did_you_mean(field, fields) or '.'}"
+            return f"{where} has an unknown field {field!r}{did_you_mean(field, fields) or '.'}"
         case "value_error":
             return f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
     wanted = first["msg"].replace("Input should be", "it must be", 1)
@@ -126,7 +136,8 @@ def find_card(name_or_path: str | Path, folder: Path, what: str) -> Path:
 
     ``what`` (model, machine) names the kind of card in the error.
 
-    A string is a path if it has a ``/``, ends in ``.yaml`` or ``.yml``, or is no known name but an existing file.
+    A string is a path if it has a ``/``, ends in ``.yaml``, ``.yml`` or ``.json``, or is no known name but exists as
+    a file or folder.
 
     Raises
     ------
@@ -134,7 +145,7 @@ def find_card(name_or_path: str | Path, folder: Path, what: str) -> Path:
         If the name is unknown; the sentence proposes the nearest one.
     """
     name = str(name_or_path)
-    if isinstance(name_or_path, Path) or "/" in name or name.endswith((".yaml", ".yml")):
+    if isinstance(name_or_path, Path) or "/" in name or name.endswith((".yaml", ".yml", ".json")):
         return Path(name)
     stems = {_spelling(stem): stem for stem in card_names(folder)}
     if _spelling(name) in stems:
@@ -143,8 +154,8 @@ def find_card(name_or_path: str | Path, folder: Path, what: str) -> Path:
     by_spelling = {_spelling(word): card for word, card in known.items()}
     if _spelling(name) in by_spelling:
         return folder / f"{by_spelling[_spelling(name)]}.yaml"
-    if Path(name).is_file():
+    if os.path.exists(name):
         return Path(name)
     raise CardError(
-        f"There is no {what} {name!r} among {', '.join(card_names(folder))}{_did_you_mean(name, known) or '.'}"
+        f"There is no {what} {name!r} among {', '.join(card_names(folder))}{did_you_mean(name, known) or '.'}"
     )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mbsolve.cli_judging import register
+
 if TYPE_CHECKING:
     from mbsolve.constraints.job import Job
     from mbsolve.solver.outcome import Outcome
@@ -40,7 +42,8 @@ def _show_version(asked: bool) -> None:
 def solve_command(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, or a card.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, a card, or a config.json."),
     ] = None,
     seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens of a sequence.")] = None,
     gpus: Annotated[str | None, typer.Option(metavar="N", help="Number of GPUs.")] = None,
@@ -98,7 +101,8 @@ def solve_command(
     """Find the best plan for a model, a sequence length and a number of GPUs."""
     if context.invoked_subcommand is not None:
         return
-    from mbsolve.reading import InputError, job_of
+    from mbsolve.errors import InputError
+    from mbsolve.reading import job_of
 
     for name, value in (("--model", model), ("--seq", seq), ("--gpus", gpus)):
         if value is None:
@@ -243,6 +247,9 @@ def rules(
     print("\n".join(one(rule_id) if rule_id else listing()))
 
 
+register(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; every error is one sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -271,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_input(error: ValueError) -> bool:
     from mbsolve.constraints.demands import DemandError
     from mbsolve.emit.files import OutputError
-    from mbsolve.reading import InputError
+    from mbsolve.errors import InputError
     from mbsolve.report.rulebook import UnknownRuleError
 
     return isinstance(error, InputError | OutputError | DemandError | UnknownRuleError)

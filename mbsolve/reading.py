@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 from mbsolve.cards import CardError
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import PRECISIONS, TARGETS, Settings
+from mbsolve.errors import InputError, did_you_mean
 from mbsolve.hardware.card import Machine, load_machine
 from mbsolve.models.card import Model, load_model
 
@@ -21,16 +21,6 @@ JOB_FIELDS = ("precision", "margin", "target", "gbs", "gpus_per_node", "block_gp
 """Fields of a job, beside its settings, that a NAME=VALUE text may set."""
 
 NUMBERS = ("gpus", "seq_len", "gbs", "gpus_per_node", "block_gpus", "margin")
-
-
-class InputError(ValueError):
-    """Input that cannot be read or makes no sense; the message is one sentence."""
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest known word, or a full stop."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def make_job(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from mbsolve.cards import (
     read_mapping,
 )
 from mbsolve.models.counts import total_parameters
+from mbsolve.models.huggingface import read_config
 from mbsolve.models.kinds import (
     LayerKind,
     linear_attention_layers,
@@ -90,9 +92,14 @@ class Model(BaseModel):
         Routing: score, group limit (both or neither), whether an auxiliary loss is configured.
     mtp_num_layers
         Multi-token-prediction layers.
-    tie_embeddings, gated_mlp, qk_layernorm, linear_bias, attention_sink
-        Output layer uses the embedding matrix; gate in the FFN; norms on queries and keys; biases of linear
-        layers; one learnt sink per head.
+    tie_embeddings, gated_mlp, qk_layernorm, attention_sink
+        Output layer uses the embedding matrix; gate in the FFN; norms on queries and keys; one learnt sink per
+        head.
+    linear_bias, qkv_bias, norm_bias
+        Biases of all linear layers, or of the query, key and value projection alone (not with MLA); an offset
+        beside the scale of every norm.
+    learned_positions
+        Rows of a learnt position embedding, which every tensor-parallel rank holds whole; None: rotary.
     sliding_window, window_period
         Tokens that a windowed layer sees. Layer ``i`` (from 0) is windowed unless ``window_period`` divides
         ``i + 1``; without a period all layers are.
@@ -153,6 +160,9 @@ class Model(BaseModel):
     gated_mlp: Flag = True
     qk_layernorm: Flag
     linear_bias: Flag = False
+    qkv_bias: Flag = False
+    norm_bias: Flag = False
+    learned_positions: Positive | None = None
     attention_sink: Flag = False
     sliding_window: Positive | None = None
     window_period: Annotated[int, Field(strict=True, ge=2)] | None = None
@@ -181,6 +191,8 @@ class Model(BaseModel):
     def _attention_is_whole(self) -> Model:
         latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         if self.mla:
+            if self.qkv_bias:
+                raise ValueError("qkv_bias is true, but it is not allowed with attention 'mla'.")
             for field in latent:
                 if getattr(self, field) is None:
                     raise ValueError(f"{field} is missing, but attention 'mla' needs it.")
@@ -369,13 +381,14 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str | Path) -> Model:
-    """Return the card of a name, an alias or a YAML file.
+    """Return the card of a name, an alias, a YAML file or the ``config.json`` of a Hugging Face checkpoint.
 
     Parameters
     ----------
     name_or_path
-        A shipped name or alias (case and ``-``, ``_``, ``.`` do not count), or the path of a card: anything
-        with a ``/``, ending in ``.yaml`` or ``.yml``, or naming a file that exists.
+        A shipped name or alias (case and ``-``, ``_``, ``.`` do not count), or a path: anything with a ``/``,
+        ending in ``.yaml``, ``.yml`` or ``.json``, or naming what exists. A ``.json`` file, or a folder with a
+        ``config.json``, is read as a checkpoint's configuration; any other file as a card.
 
     Raises
     ------
@@ -383,4 +396,9 @@ def load_model(name_or_path: str | Path) -> Model:
         If there is no such card, or the file is no valid card.
     """
     path = find_card(name_or_path, DATA, "model")
-    return _shipped(path) if path.parent == DATA else parse_model(read_mapping(path), f"The card {path}")
+    if path.parent == DATA:
+        return _shipped(path)
+    path = path / "config.json" if os.path.isdir(path) else path
+    if path.suffix == ".json":
+        return parse_model(read_config(path), f"The config {path}")
+    return parse_model(read_mapping(path), f"The card {path}")

@@ -47,10 +47,6 @@ def _as_count(degree: Degree) -> Count:
     return degree if isinstance(degree, int) else np.asarray(degree, dtype=np.int64)
 
 
-def _at_least(value: int, bound: Count) -> Count:
-    return max(value, bound) if isinstance(bound, int) else np.maximum(value, bound)
-
-
 def _elements(linears: Linears) -> Count:
     total: Count = 0
     for rows, columns in linears:
@@ -69,10 +65,9 @@ def _attention_linears(model: Model, tp: Count) -> Linears:
     """(rows, columns) of the attention weights; the MLA down projections are replicated over tensor parallelism."""
     hidden, heads = model.hidden_size, model.num_attention_heads
     if not model.mla:
-        # Megatron-Core 0.19 cuts the groups even below one a rank, as hybrids built on the meta device show.
-        groups = model.num_query_groups if model.hybrid else _at_least(model.num_query_groups, tp)
+        # Upstream splits this matrix evenly also where ranks outnumber groups, and gathers what a rank lacks.
         queries = 2 * heads if model.attention_output_gate else heads
-        qkv = (queries + 2 * groups) * model.head_dim // tp
+        qkv = (queries + 2 * model.num_query_groups) * model.head_dim // tp
         return [(qkv, hidden), (hidden, heads * model.head_dim // tp)]
     nope, rope = (
         _need(model.qk_nope_head_dim, "qk_nope_head_dim"),
@@ -119,16 +114,22 @@ def _expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
     return _ffn_linears(model, _need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
 
 
+def _norm(model: Model, width: int) -> int:
+    """Parameters of norms of this width in all: a scale, and an offset where the card says so."""
+    return 2 * width if model.norm_bias else width
+
+
 def _vectors(model: Model, kind: LayerKind, tp: Count) -> Count:
     """Norms, router, biases and sinks: what is no Transformer Engine weight matrix."""
     hidden = model.hidden_size
-    total: Count = 0 if kind.ffn == "none" else hidden
+    total: Count = 0 if kind.ffn == "none" else _norm(model, hidden)
     if kind.mixer in ("gdn", "mamba"):
         total = total + recurrent_vectors(model, kind.mixer, tp)
     elif kind.mixer != "none" and model.mla:
-        total = total + hidden + (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
+        latents = (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
+        total = total + _norm(model, hidden + latents)
     elif kind.mixer != "none":
-        total = total + hidden + (2 * model.head_dim if model.qk_layernorm else 0)
+        total = total + _norm(model, hidden + (2 * model.head_dim if model.qk_layernorm else 0))
     if kind.ffn == "moe":
         total = total + _need(model.num_experts, "num_experts") * hidden
         total = total + (hidden if model.shared_expert_gate else 0)
@@ -141,6 +142,8 @@ def _vectors(model: Model, kind: LayerKind, tp: Count) -> Count:
         for rows, _ in biased:
             total = total + rows
         total = total + (_need(model.num_experts, "num_experts") if kind.ffn == "moe" else 0)
+    elif model.qkv_bias:
+        total = total + _attention_linears(model, tp)[0][0]
     return total
 
 
@@ -199,13 +202,17 @@ def layer_weight_shapes(
     return tuple(dict.fromkeys((int(rows), int(columns)) for rows, columns in linears))
 
 
+def _vocabulary_matrix(model: Model, tp: Count) -> Count:
+    return model.vocab_size * model.hidden_size // tp
+
+
 @overload
 def embedding_parameters(model: Model, tp: int = 1) -> int: ...
 @overload
 def embedding_parameters(model: Model, tp: Degree = 1) -> Any: ...
 def embedding_parameters(model: Model, tp: Degree = 1) -> Any:
-    """Return the parameters of the embedding on one rank: vocabulary x hidden / tp."""
-    return model.vocab_size * model.hidden_size // _as_count(tp)
+    """Return the parameters of the embedding on one rank: vocabulary x hidden / tp, and all learnt positions."""
+    return _vocabulary_matrix(model, _as_count(tp)) + (model.learned_positions or 0) * model.hidden_size
 
 
 @overload
@@ -223,8 +230,8 @@ def head_parameters(model: Model, tp: Degree = 1, *, embedding_here: bool = Fals
         Whether the same rank holds the embedding: a tied matrix is then not counted again. On another stage
         it is a copy of its own.
     """
-    matrix = embedding_parameters(model, tp)
-    return matrix * (0 if model.tie_embeddings and embedding_here else 1) + model.hidden_size
+    matrix = _vocabulary_matrix(model, _as_count(tp))
+    return matrix * (0 if model.tie_embeddings and embedding_here else 1) + _norm(model, model.hidden_size)
 
 
 @overload
@@ -233,7 +240,8 @@ def mtp_extra_parameters(model: Model, tp: int = 1) -> int: ...
 def mtp_extra_parameters(model: Model, tp: Degree = 1) -> Any: ...
 def mtp_extra_parameters(model: Model, tp: Degree = 1) -> Any:
     """Return what one MTP block holds on one rank besides its layer: the 2h -> h projection and three norms."""
-    return 2 * model.hidden_size * model.hidden_size // _as_count(tp) + 3 * model.hidden_size
+    hidden = model.hidden_size
+    return 2 * hidden * hidden // _as_count(tp) + _norm(model, 3 * hidden)
 
 
 def mtp_weight_shape(model: Model, tp: int = 1) -> tuple[int, int]:
@@ -279,7 +287,8 @@ def _multiply_adds(model: Model, kind: LayerKind, seq_len: int) -> float:
         )
     context = seq_len / 2 if kind.mixer != "none" else 0.0
     if kind.mixer == "window_attention":
-        context = min(_need(model.sliding_window, "sliding_window"), context)
+        window = _need(model.sliding_window, "sliding_window")
+        context = window - window * (window - 1) / (2 * seq_len) if window < seq_len else context
     if model.mla:
         widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
         per_head = sum(_need(width, "MLA head width") for width in widths)
@@ -302,7 +311,8 @@ def flops_per_token(model: Model, seq_len: int) -> float:
         a pattern says the layers, the stack leaves that projection out; among gated delta nets it takes the MTP
         layers for the next ones of the period.
     seq_len
-        Tokens of a sequence; at least 1. A causal token sees half of them on average, or its window if smaller.
+        Tokens of a sequence; at least 1. A causal token sees half of them on average; in a window of ``w``
+        it sees ``w`` less what the first tokens lack, ``w (w - 1) / (2 seq_len)``.
 
     Returns
     -------

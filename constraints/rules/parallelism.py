@@ -53,8 +53,7 @@ def vocabulary_splits(tp: int, job: Job, model: Model) -> bool:
     The stack pads the vocabulary to a multiple of ``make_vocab_size_divisible_by`` (128) times TP, which always
     splits; only a job that turns the padding off (a setting of 1) can break this.
     """
-    padding: int = getattr(job.settings, "make_vocab_size_divisible_by", 128)
-    return padding > 1 or model.vocab_size % tp == 0
+    return job.settings.make_vocab_size_divisible_by > 1 or model.vocab_size % tp == 0
 
 
 @rule(

@@ -18,8 +18,11 @@ from mbsolve.constraints.rules.pipeline import (
 )
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan, Split
+from mbsolve.models.partial import UnknownDimensionError
 
 PER_DECISION: Final = 3
+# What parallel degrees are tried for a model of which too little is known.
+SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64)
 BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "dp": ("tp", "cp", "pp"),
     "edp": ("etp", "ep", "pp"),
@@ -61,7 +64,7 @@ def repairs(rule: Rule, job: Job, plan: Plan) -> Iterator[tuple[dict[str, Any], 
 def _holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
     try:
         return rule.holds(job.facts, {**values, **derive(job, values)})
-    except PlacementError:
+    except (PlacementError, UnknownDimensionError):
         return False
 
 
@@ -71,7 +74,12 @@ def _decisions(rule: Rule) -> list[str]:
 
 
 def _candidates(name: str, job: Job, values: Mapping[str, Any]) -> Sequence[Any]:
-    return _split_candidates(job, values) if name == "split" else domains(job)[name]
+    try:
+        return _split_candidates(job, values) if name == "split" else domains(job)[name]
+    except UnknownDimensionError:
+        # The domains follow from dimensions that this model does not state.
+        now = values[name]
+        return SIZES if isinstance(now, int) and not isinstance(now, bool) else ()
 
 
 def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
@@ -147,7 +155,7 @@ def _job_repairs(rule: Rule, job: Job, values: Mapping[str, Any]) -> Iterator[tu
         for size in dict.fromkeys((below, above)):
             if size < 1 or size == now:
                 continue
-            changed = Job(**{name: getattr(job, name) for name in Job.model_fields} | {field: size})
+            changed = job.model_copy(update={field: size})
             if _holds(rule, changed, values):
                 yield {field: size}, f"Set {field} to {size}."
 

@@ -13,6 +13,7 @@ from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.environment import environment
 from mbsolve.emit.files import OutputError, ensure_writable, write_all
 from mbsolve.emit.hybrid import marked_pattern
+from mbsolve.emit.jobwriter import job_file
 from mbsolve.solver.outcome import Outcome
 
 __all__ = ["OutputError", "command", "ensure_writable", "environment", "overrides", "write"]
@@ -150,6 +151,7 @@ def _experts(job: Job, plan: Plan) -> dict[str, Value]:
 
 def _kernels(job: Job) -> dict[str, Value]:
     out: dict[str, Value] = {
+        "make_vocab_size_divisible_by": job.settings.make_vocab_size_divisible_by,
         "gradient_accumulation_fusion": job.settings.grad_accumulation_fusion,
         "apply_rope_fusion": job.settings.rope_fusion,
         "use_transformer_engine_op_fuser": job.settings.op_fuser,
@@ -264,8 +266,9 @@ def command(job: Job, plan: Plan) -> list[str]:
 def write(job: Job, outcome: Outcome, directory: str | Path, report: str = "") -> None:
     """Write the answer into a directory: all files, or none.
 
-    ``outcome.json`` always, ``report.txt`` when a report is given; with a plan also ``plan.json``,
-    ``overrides.txt`` (one KEY=VALUE a line, not quoted for a shell) and ``env.sh``.
+    ``outcome.json`` always, ``report.txt`` when a report is given; with a plan also ``plan.json``, ``job.yaml`` (a job
+    file for `mbsolve check` and the like), ``overrides.txt`` (one KEY=VALUE a line, not quoted for a shell) and
+    ``env.sh``.
 
     Raises
     ------
@@ -279,6 +282,7 @@ def write(job: Job, outcome: Outcome, directory: str | Path, report: str = "") -
         plan = outcome.best.plan
         exports = (f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items())
         files["plan.json"] = plan.model_dump_json(indent=2) + "\n"
+        files["job.yaml"] = job_file(job, plan)
         files["overrides.txt"] = "".join(f"{text}\n" for text in overrides(job, plan))
         files["env.sh"] = "".join(f"{text}\n" for text in exports)
     write_all(directory, files)

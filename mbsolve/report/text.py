@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Sequence
-from io import StringIO
+from collections.abc import Sequence
 
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan, Settings
 from mbsolve.report import words
+from mbsolve.report.sections import memory_lines, plain, section, subject, time_lines, wrap
 from mbsolve.solver.outcome import Hint, Outcome, Ranked
 
-SHOWN_GROUPS = 8
 JOB_OPTIONS = {"gpus": "gpus", "seq_len": "seq", "gbs": "gbs", "gpus_per_node": "gpus-per-node"} | {
     "precision": "precision",
     "block_gpus": "block",
@@ -46,48 +42,22 @@ def render(
     if best:
         parts += [
             _table(outcome.plans, width),
-            _section("Time", _time(best.evaluation, width), width),
-            _section("Memory", _memory(job, best.evaluation, width), width),
-            _section("Plan 1", _decisions(job, best), width),
-            _section("Why", [f"- {text}" for text in reasons], width),
-            _section("Other plans", [_difference(best, other) for other in outcome.plans[1:]], width),
+            section("Time", time_lines(best.evaluation, width), width),
+            section("Memory", memory_lines(job, best.evaluation, width), width),
+            section("Plan 1", _decisions(job, best), width),
+            section("Why", [f"- {text}" for text in reasons], width),
+            section("Other plans", [_difference(best, other) for other in outcome.plans[1:]], width),
         ]
     elif outcome.status == "INFEASIBLE":
         parts.append(_explanation(job, outcome, width))
-    parts += [_assumed(outcome, width), _section("Notes", _notes(job, outcome), width)]
+    parts += [_assumed(outcome, width), section("Notes", _notes(job, outcome), width)]
     if best and run:
         parts.append("\n".join(["Run it:", *(f"  {line}" for line in run)]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _wrap(text: str, width: int, indent: str = "", hang: str | None = None) -> str:
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent if hang is None else hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _section(title: str, lines: Sequence[str], width: int) -> str:
-    if not lines:
-        return ""
-    return "\n".join([f"{title}:", *(_wrap(line, width, "  ", "    ") for line in lines)])
-
-
-def subject(job: Job) -> str:
-    """The job in one phrase."""
-    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} of {job.gpus_per_node}"
-    return (
-        f"{job.model.name}, {job.seq_len} tokens, {job.gpus} x {job.machine.name} ({nodes}), "
-        f"global batch {job.gbs}, {job.precision}"
-    )
-
-
 def _headline(job: Job, outcome: Outcome, width: int) -> list[str]:
-    return [_wrap(subject(job), width), _wrap(f"{outcome.status}: {_status(outcome)}", width)]
+    return [wrap(subject(job), width), wrap(f"{outcome.status}: {_status(outcome)}", width)]
 
 
 def _status(outcome: Outcome) -> str:
@@ -111,13 +81,6 @@ def _gap(outcome: Outcome) -> str:
     if best and outcome.objective == "memory" and outcome.bound_bytes:
         return f"; no plan can need less than {words.gib(outcome.bound_bytes)} GiB"
     return ""
-
-
-def _plain(renderable: RenderableType, width: int) -> str:
-    out = StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(renderable)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _table(plans: Sequence[Ranked], width: int) -> str:
@@ -154,45 +117,7 @@ def _table(plans: Sequence[Ranked], width: int) -> str:
             words.gib(e.host_bytes_per_node),
         )
         table.add_row(*(Text(cell) for cell in cells))
-    return _plain(table, width)
-
-
-def _amounts(
-    groups: Sequence[words.Group], whole: float, spell: Callable[[float], str], width: int
-) -> list[str]:
-    """One line for each large group: its amount, its share, and its largest members as far as they fit."""
-    lines = []
-    for name, amount, members in groups[:SHOWN_GROUPS]:
-        head = f"{name:<16}{spell(amount):>10}{amount / whole:>6.0%}"
-        named = [f"{member} {spell(value)}" for member, value in members if member and value >= amount / 50]
-        while named and len(f"  {head}  ({', '.join(named)})") > width:
-            named.pop()
-        lines.append(f"{head}  ({', '.join(named)})" if named and len(members) > 1 else head)
-    rest = sum(amount for _, amount, _ in groups[SHOWN_GROUPS:])
-    return [*lines, f"{'everything else':<16}{spell(rest):>10}{rest / whole:>6.0%}"] if rest else lines
-
-
-def _time(e: Evaluation, width: int) -> list[str]:
-    lead = f"{words.seconds(e.step_seconds)} a step, {e.microbatches} micro-batches, {e.mfu:.1%} of the BF16 peak"
-    return [lead, *_amounts(words.terms_by_group(e.terms), e.step_seconds, words.seconds, width)]
-
-
-def _memory(job: Job, e: Evaluation, width: int) -> list[str]:
-    worst = e.worst_stage
-    extra = [
-        ("allocator", worst.peak_reserved_bytes - worst.peak_allocated_bytes),
-        ("context", worst.peak_device_bytes - worst.peak_reserved_bytes),
-    ]
-    groups = [
-        *words.terms_by_group(worst.terms),
-        *((name, size, [("", size)]) for name, size in extra if size > 0),
-    ]
-    groups.sort(key=lambda group: -group[1])
-    lead = (
-        f"{words.gib(worst.peak_device_bytes)} of {words.gib(job.machine.hbm_bytes)} GiB on pipeline rank "
-        f"{worst.stage}, at {worst.peak_moment}; {words.gib(worst.between_bytes)} GiB between steps"
-    )
-    return [lead, *_amounts(groups, worst.peak_device_bytes, lambda size: f"{words.gib(size)} GiB", width)]
+    return plain(table, width)
 
 
 def _decisions(job: Job, ranked: Ranked) -> list[str]:
@@ -231,14 +156,14 @@ def _explanation(job: Job, outcome: Outcome, width: int) -> str:
     if explanation is None:
         return "No plan: the rules and the memory of the machine leave none."
     lines = [
-        _wrap(f"No plan: {job.model.name} at {job.seq_len} tokens on {job.gpus} {job.machine.name}.", width)
+        wrap(f"No plan: {job.model.name} at {job.seq_len} tokens on {job.gpus} {job.machine.name}.", width)
     ]
     for index, cause in enumerate(explanation.causes):
         text = f"{'and' if index else 'Because'} {cause.text.rstrip('.')}  [{cause.rule}]"
-        lines.append(_wrap(text, width, "  ", "    "))
+        lines.append(wrap(text, width, "  ", "    "))
     if explanation.hints:
         lines += ["", "What would help:"]
-        lines += [_wrap(f"- {hint_text(hint)}", width, "  ", "    ") for hint in explanation.hints]
+        lines += [wrap(f"- {hint_text(hint)}", width, "  ", "    ") for hint in explanation.hints]
     return "\n".join(lines)
 
 
@@ -264,7 +189,7 @@ def _assumed(outcome: Outcome, width: int) -> str:
     if not outcome.assumed:
         return ""
     text = ", ".join(f"{name}={words.word(value)}" for name, value in outcome.assumed.items())
-    return "\n".join(["Assumed:", _wrap(text, width, "  ")])
+    return "\n".join(["Assumed:", wrap(text, width, "  ")])
 
 
 def _notes(job: Job, outcome: Outcome) -> list[str]:

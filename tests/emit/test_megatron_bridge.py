@@ -70,6 +70,7 @@ def test_every_setting_changes_the_text(name: str) -> None:
         "main_param_dtype": "fp16",
         "moment_dtype": "bf16",
         "cp_comm_type": "a2a",
+        "make_vocab_size_divisible_by": 64,
     }
     default = getattr(Settings(), name)
     changed = Settings(**{name: other.get(name, not default)})
@@ -178,7 +179,7 @@ def test_command_can_be_pasted(job: Job) -> None:
 def test_write_leaves_all_or_nothing(job: Job, outcomes: dict[str, Outcome], tmp_path: Path) -> None:
     target = tmp_path / "new" / "answer"
     write(job, outcomes["optimal"], target, "report\n")
-    names = ["env.sh", "outcome.json", "overrides.txt", "plan.json", "report.txt"]
+    names = ["env.sh", "job.yaml", "outcome.json", "overrides.txt", "plan.json", "report.txt"]
     assert sorted(path.name for path in target.iterdir()) == names
     assert [path.name for path in target.parent.iterdir()] == ["answer"]
     assert Outcome.model_validate_json((target / "outcome.json").read_text()) == outcomes["optimal"]

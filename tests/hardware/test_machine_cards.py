@@ -26,8 +26,19 @@ def raw_card(name: str) -> dict[str, object]:
     return raw
 
 
-def test_the_four_cards_are_shipped() -> None:
-    assert NAMES == ("b200", "gb200", "h100", "h200")
+def test_the_cards_are_shipped() -> None:
+    assert NAMES == (
+        "a100-80gb",
+        "a800-80gb",
+        "b200",
+        "b300",
+        "gb200",
+        "gb300",
+        "h100",
+        "h20",
+        "h200",
+        "h800",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +55,7 @@ def test_every_value_has_a_source(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_calibration_is_complete_and_said_in_words(name: str) -> None:
     machine = load_machine(name)
-    absent = set() if "fp4" in machine.matrix_flops else {"gemm_fp4_fraction"}
+    absent = {f"gemm_{form}_fraction" for form in ("fp8", "fp4") if form not in machine.matrix_flops}
     assert set(machine.calibration) == set(CALIBRATION) - absent
     assert all(
         0 < value <= 1 for constant, value in machine.calibration.items() if constant.endswith("_fraction")
@@ -60,6 +71,9 @@ def test_the_calibration_is_complete_and_said_in_words(name: str) -> None:
         ("h100_80gb", "h100"),
         ("GB200 NVL72", "gb200"),
         ("B200", "b200"),
+        ("A100", "a100-80gb"),
+        ("HGX B300", "b300"),
+        ("GB300-NVL72", "gb300"),
     ],
 )
 def test_aliases_ignore_case_and_separators(word: str, name: str) -> None:
@@ -83,6 +97,13 @@ def test_facts_of_the_cards() -> None:
     assert h100.compute_capability == (9, 0) and gb200.compute_capability == (10, 0)
     assert (gb200.domain_network.gpus, gb200.block_gpus, gb200.gpus_per_node) == (72, 64, 4)
     assert gb200.scaleout_network.gpus is None
+    b300, gb300 = load_machine("b300"), load_machine("gb300")
+    assert b300.compute_capability == gb300.compute_capability == (10, 3)
+    assert b300.calibration["gemm_bf16_fraction"] == gb300.calibration["gemm_bf16_fraction"] == 0.756
+    assert (b300.calibration["host_op_seconds"], gb300.block_gpus) == (
+        h100.calibration["host_op_seconds"],
+        64,
+    )
     assert h100.calibration["fp8_block_factor"] == 0.88
     assert h100.calibration["host_op_seconds"] == pytest.approx(83.9e-6)
     assert gb200.calibration["host_op_seconds"] == pytest.approx(94.5e-6)
@@ -99,10 +120,28 @@ def test_a_users_card_takes_what_it_leaves_out_from_its_family(tmp_path: Path) -
     assert machine.sources["calibration.kernel_seconds"].startswith("card h100: H200 micro-benchmark")
 
 
-def test_a_family_without_a_card_needs_its_own_calibration() -> None:
-    raw = raw_card("b200") | {"calibration_family": "x300", "calibration": {}}
+def test_every_family_has_a_card_to_take_from() -> None:
+    for name in NAMES:
+        raw = raw_card(name) | {"calibration": {}}
+        machine = parse_machine(raw)
+        assert set(machine.calibration) == set(load_machine(name).calibration)
     with pytest.raises(CardError, match="calibration lacks gemm_bf16_fraction"):
-        parse_machine(raw)
+        parse_machine(raw_card("b200") | {"calibration": {}}, complete_from_family=False)
+
+
+def test_what_is_not_measured_says_so() -> None:
+    for name in ("a100-80gb", "h20"):
+        sources = load_machine(name).sources
+        assert all(
+            "not measured on an" in sources[f"calibration.{c}"] for c in ("graph_left", "kernel_seconds")
+        )
+        assert "taken over" in sources["calibration_family"]
+
+
+def test_an_ampere_machine_has_bf16_alone() -> None:
+    a100 = load_machine("a100")
+    assert a100.supported_precisions == ("bf16",) and set(a100.matrix_flops) == {"bf16"}
+    assert "gemm_fp8_fraction" not in a100.calibration
 
 
 @pytest.mark.parametrize(

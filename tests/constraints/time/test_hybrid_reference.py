@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mbsolve.constraints.evaluate import HYBRID_ERROR, priced, rank_counts, step_parts
+from mbsolve.constraints.evaluate import priced, rank_counts, step_parts
 from mbsolve.constraints.time.catalogue import TIME_TERMS
 from tests.constraints.time.test_reference import CLASSES, DEVICE, job_of, plan_of
 
@@ -42,12 +42,3 @@ def test_step_and_its_parts_agree_with_the_reference(
             row["reference"][theirs], rel=1e-2, abs=slack
         ), theirs
     assert abs(step.seconds / row["reference"]["step"] - 1) <= WITHIN
-
-
-def test_the_error_to_expect_is_the_mean_of_these_rows() -> None:
-    """Against the runs themselves, whatever their steps hold besides."""
-    errors = []
-    for row in ROWS:
-        step, _ = step_parts(priced(job_of(row), plan_of(row), TIME_TERMS))
-        errors.append(abs(step.seconds / row["measured_seconds"] - 1))
-    assert sum(errors) / len(errors) == pytest.approx(HYBRID_ERROR, abs=0.02)

@@ -1,0 +1,137 @@
+"""Commands that judge what others made: check, evaluate, diff, validate."""
+
+from __future__ import annotations
+
+import json as encoder
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+T = TypeVar("T")
+
+OK, NO = 0, 3
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Job files, YAML or JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+
+
+def _print_json(found: Sequence[BaseModel]) -> None:
+    """One object for one job, a list for several."""
+    if len(found) == 1:
+        print(found[0].model_dump_json(indent=2))
+    else:
+        print(encoder.dumps([one.model_dump(mode="json") for one in found], indent=2))
+
+
+def check(
+    files: Files,
+    json: Json = False,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Judge the rules only.")] = False,
+) -> None:
+    """Say whether configurations are legal and fit, which rule they break, and what would mend them."""
+    from mbsolve.judge.answers import read_many, verdict
+
+    cases = read_many(files)
+    verdicts = [verdict(case, memory=not no_memory) for case in cases]
+    if json:
+        _print_json(verdicts)
+    else:
+        from mbsolve.judge.text import verdicts_text
+
+        print(verdicts_text(cases, verdicts, _width()), end="")
+    no = any(v.verdict in ("infeasible", "oom") for v in verdicts)
+    raise typer.Exit(NO if no else OK)
+
+
+def evaluate(files: Files, json: Json = False) -> None:
+    """Price configurations: step time and memory, term by term."""
+    from mbsolve.errors import InputError
+    from mbsolve.judge.answers import evaluate_case, read_many
+
+    cases = read_many(files)
+    found = [evaluate_case(case) for case in cases]
+    if len(found) == 1 and found[0].evaluation is None and found[0].legal:
+        raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
+    if json:
+        _print_json(found)
+    else:
+        from mbsolve.judge.text import evaluated_text
+
+        print("\n".join(evaluated_text(c, e, _width()) for c, e in zip(cases, found, strict=True)), end="")
+    raise typer.Exit(OK if all(e.legal for e in found) else NO)
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A job file with one job.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    json: Json = False,
+) -> None:
+    """Compare two configurations term by term."""
+    from mbsolve.errors import InputError
+    from mbsolve.judge.answers import diff as compare
+    from mbsolve.judge.cases import Case, read_cases
+
+    def one(path: str) -> Case:
+        cases = read_cases(path)
+        if len(cases) != 1:
+            raise InputError(f"The file {path} holds {len(cases)} jobs, but diff compares one with one.")
+        return Case(**{**vars(cases[0]), "name": path})
+
+    found = compare(one(a), one(b))
+    if json:
+        _print_json([found])
+    else:
+        from mbsolve.judge.text import difference_text
+
+        print(difference_text(found, _width()), end="")
+
+
+def validate(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Measured rows: JSON lines, or a list of probes.")
+    ],
+    json: Json = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Compare memory only.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Compare times only.")] = False,
+) -> None:
+    """Predict measured rows and print how far off the predictions are."""
+    from mbsolve.judge.statistics import validation
+    from mbsolve.judge.validation import read_rows, validate_row
+
+    both = memory == time
+    rows = [row for path in files for row in read_rows(path)]
+    found = validation(
+        [validate_row(row, time=time or both, memory=memory or both) for row in track(rows, "predicting")]
+    )
+    if json:
+        print(found.model_dump_json(indent=2))
+        return
+    from mbsolve.judge.accuracy import accuracy_text
+
+    print(accuracy_text(found, _width()), end="")
+
+
+def track(rows: Sequence[T], what: str) -> Iterable[T]:
+    """Go through rows; a bar on the terminal says how far, and nothing is shown when the output is piped."""
+    if not sys.stderr.isatty():
+        return rows
+    from rich.console import Console
+    from rich.progress import track as bar
+
+    return bar(rows, what, console=Console(stderr=True), transient=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (check, evaluate, diff, validate):
+        app.command()(command)

@@ -1,0 +1,299 @@
+"""Published measurements, one JSON object a row, into entries to evaluate and figures to compare with.
+
+What a row does not record is taken as its source most likely ran it, and told. What mbsolve does not model is a
+reason, so that no row is left out in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES
+from mbsolve.emit.jobfile import Entry
+from mbsolve.emit.recorded import recorded_settings
+from mbsolve.emit.rowschema import OddRowError, published_fields
+from mbsolve.emit.small_models import Unmodelled, small_model
+from mbsolve.emit.spellings import PRECISIONS
+
+__all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
+
+GB, GIB = 1e9, 2**30
+
+# Stacks that are not Megatron-Core, by the first word of the row's framework.
+FOREIGN: Final = ("torchtitan", "nemo-automodel")
+PLAIN_SCHEDULES: Final = ("1f1b", "1f1b-interleaved")
+# "FP8" without a recipe: what the stack of that time took.
+UNSTATED_FP8: Final[Mapping[str, str]] = {"NeMo": "fp8_delayed"}
+REQUIRED: Final = ("hardware", "gpus", "precision", "tp", "pp", "cp")
+# Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
+PER_STEP: Final[Mapping[str, int]] = {"seq_len": 4096, "mbs": 1}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured; None where it was not.
+
+    Parameters
+    ----------
+    step_seconds : one optimizer step, or all forward and backward passes of one rank (``passes_only``).
+    between_bytes, peak_bytes : allocated between steps, and at the peak of a step.
+    peaks_by_rank : peak of every global rank, where each is known.
+    stage : pipeline rank of the memory figures: an index, -1 for the last, None for the fullest.
+    passes_only : whether ``step_seconds`` leaves out the optimizer and all communication.
+    """
+
+    step_seconds: float | None = None
+    between_bytes: float | None = None
+    peak_bytes: float | None = None
+    peaks_by_rank: tuple[float, ...] = ()
+    stage: int | None = None
+    passes_only: bool = False
+
+    def any(self) -> bool:
+        """Whether there is anything to compare with."""
+        return any(v is not None for v in (self.step_seconds, self.between_bytes, self.peak_bytes))
+
+
+@dataclass
+class Measured:
+    """One row: who says it, what was run, what was seen.
+
+    Parameters
+    ----------
+    id, tier, hardware, precision, moe, knobs_recorded : as the row has them.
+    entry : the configuration; None when ``reason`` says why there is none.
+    figures : what was measured.
+    no_time, no_memory : why one of the two is not compared though it was measured.
+    """
+
+    id: str
+    tier: str
+    hardware: str
+    precision: str
+    moe: bool | None
+    knobs_recorded: bool | None
+    figures: Figures = field(default_factory=Figures)
+    entry: Entry | None = None
+    reason: str | None = None
+    no_time: str | None = None
+    no_memory: str | None = None
+
+
+def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows that leave VPP open take that of the rows with the same model, machine, TP, PP and CP, where these agree."""
+
+    def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(str(row.get(name)) for name in ("model", "hardware", "tp", "pp", "cp"))
+
+    seen: dict[tuple[Any, ...], set[Any]] = {}
+    for row in rows:
+        if row.get("vpp") is not None:
+            seen.setdefault(cell(row), set()).add(row["vpp"])
+    out: list[Mapping[str, Any]] = []
+    for row in rows:
+        known = seen.get(cell(row), set())
+        take = row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
+        out.append({**row, "vpp": next(iter(known))} if take else row)
+    return out
+
+
+def measured_row(row: Mapping[str, Any]) -> Measured:
+    """Read one row of the schema of published measurements."""
+    try:
+        row = published_fields(row)
+    except OddRowError as odd:
+        return Measured(
+            str(row.get("id")), str(row.get("tier")), "unknown", "unknown", None, None, reason=str(odd)
+        )
+    out = Measured(
+        id=str(row.get("id")),
+        tier=str(row.get("tier")),
+        hardware=str(row.get("hardware")),
+        precision=str(row.get("precision")),
+        moe=row.get("moe"),
+        knobs_recorded=row.get("knobs_recorded"),
+    )
+    out.figures = _figures(row)
+    out.reason = _out_of_scope(row)
+    if out.reason is None and not out.figures.any():
+        out.reason = "nothing was measured that is predicted"
+    if out.reason is None:
+        try:
+            out.entry = _entry(row, out)
+        except Unmodelled as why:
+            out.reason = str(why)
+    return out
+
+
+def _extra(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return row.get("extra") or {}
+
+
+def _out_of_scope(row: Mapping[str, Any]) -> str | None:
+    """Why a row is not one of a configuration that mbsolve models; None when it is."""
+    extra, framework = _extra(row), str(row.get("framework") or "")
+    if str(row.get("tier")).startswith("D-analytic"):
+        return "an estimate, not a measurement"
+    if framework.startswith(FOREIGN):
+        return f"another stack: {framework.split(' ')[0]}"
+    if row.get("outcome") != "ok":
+        return f"the run ended with {str(row.get('outcome')).split(' ')[0].split(':')[0]}"
+    if row.get("task") == "lora":
+        return "LoRA is not modelled"
+    if row.get("fsdp"):
+        return "FSDP is not modelled"
+    if extra.get("pp_algorithm") not in (None, *PLAIN_SCHEDULES):
+        return f"the pipeline schedule {extra['pp_algorithm']} is not modelled"
+    if (extra.get("arch") or {}).get("num_distributed_optimizer_instances", 1) > 1:
+        return "several instances of the distributed optimizer are not modelled"
+    missing = [name for name in REQUIRED if row.get(name) is None]
+    if missing:
+        return f"not recorded: {missing[0]}"
+    return None
+
+
+def _figures(row: Mapping[str, Any]) -> Figures:
+    note = f"{row.get('mem_note') or ''} {row.get('mem_unit_src') or ''}"
+    allocated, static = row.get("mem_allocated_gb"), row.get("mem_static_gb")
+    peak = None if allocated is None else allocated * GB
+    between = None if static is None else static * GB
+    if re.search(r"current-vs-peak not stated|not say peak or current|between steps", note):
+        # Such figures turned out to be the state between steps.
+        peak, between = None, peak
+    elif "kind not stated" in note:
+        peak = None
+    by_rank = tuple(v * GIB for v in row.get("mem_per_rank_allocated_gib") or ())
+    stage = -1 if "last global rank" in note else 0 if re.search(r"\brank[- ]0\b", note) else None
+    return Figures(_seconds(row), between, peak, by_rank, stage)
+
+
+def _seconds(row: Mapping[str, Any]) -> float | None:
+    """Step time: as stated, else from TFLOP/s and FLOPs a token, which round less than tokens a second."""
+    extra = _extra(row)
+    if row.get("step_time_ms"):
+        return float(row["step_time_ms"]) / 1e3
+    sizes = [row.get(name) for name in ("gbs", "seq_len", "gpus")]
+    if all(sizes):
+        gbs, seq, gpus = (float(s) for s in sizes if s)
+        if row.get("tflops_per_gpu") and extra.get("gflops_per_token"):
+            flops = float(extra["gflops_per_token"]) * 1e9 * gbs * seq
+            return float(flops / (row["tflops_per_gpu"] * 1e12 * gpus))
+        if row.get("tokens_per_s_per_gpu"):
+            return float(gbs * seq / (float(row["tokens_per_s_per_gpu"]) * gpus))
+    if extra.get("derived_step_time_ms"):
+        return float(extra["derived_step_time_ms"]) / 1e3
+    return None
+
+
+def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
+    """The configuration of a row.
+
+    Raises
+    ------
+    Unmodelled
+        naming what is not modelled.
+    """
+    extra = _extra(row)
+    entry = Entry(out.id, hardware=out.hardware, precision=_precision(row))
+    entry.target = "megatron-lm" if str(row.get("framework")).startswith("megatron-lm") else "bridge"
+    entry.model, entry.settings = _model(row)
+    for name in ("gpus", "gpus_per_node", "seq_len", "gbs"):
+        if row.get(name) is not None:
+            entry.sizes[name] = int(row[name])
+    if row.get("gbs") is None:
+        out.no_time = "not recorded: gbs"
+    open_sizes = [name for name in PER_STEP if row.get(name) is None]
+    if open_sizes:
+        if out.figures.between_bytes is None:
+            raise Unmodelled(f"not recorded: {open_sizes[0]}")
+        out.no_time = f"not recorded: {open_sizes[0]}"
+        out.figures = Figures(out.figures.step_seconds, out.figures.between_bytes, stage=out.figures.stage)
+        entry.sizes["seq_len"] = row.get("seq_len") or PER_STEP["seq_len"]
+    entry.plan = _plan(row)
+    entry.settings |= recorded_settings(row)
+    if extra.get("opt_use_precision_aware_optimizer") is not None:
+        entry.plan["precision_aware_optimizer"] = bool(extra["opt_use_precision_aware_optimizer"])
+    elif entry.settings.get("moment_dtype", "fp32") != "fp32":
+        entry.plan["precision_aware_optimizer"] = True
+    return entry
+
+
+def _precision(row: Mapping[str, Any]) -> str:
+    word = str(row["precision"])
+    if word in ("bf16", "fp16", "mxfp8", "nvfp4", "fp8_cs", "fp8_block", "fp8_delayed"):
+        return "bf16" if word == "fp16" else word
+    if word in PRECISIONS:
+        return PRECISIONS[word]
+    if word.startswith("fp8"):
+        return next((p for era, p in UNSTATED_FP8.items() if era in word), "fp8_cs")
+    raise Unmodelled(f"precision not stated: {word.split(' ')[0]}")
+
+
+def _model(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model of a row, a name with changes or all dimensions, and settings that come with it."""
+    extra, note = _extra(row), str(row.get("model_params_note") or "")
+    arch = extra.get("arch")
+    if arch and "functional" in str(row["model"]):
+        return small_model(row, arch)
+    changes: dict[str, Any] = {}
+    layers = re.search(r"reduced to (\d+) layers", note)
+    if layers:
+        changes["num_layers"] = int(layers[1])
+    if "w/o MTP" in note:
+        changes["mtp_num_layers"] = 0
+    elif extra.get("mtp_num_layers") is not None:
+        changes["mtp_num_layers"] = int(extra["mtp_num_layers"])
+    return {"name": str(row["model"]), **changes}, {}
+
+
+def _listed(row: Mapping[str, Any], name: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    listed = tuple(row.get(name) or ())
+    for one in listed:
+        if one not in known:
+            raise Unmodelled(f"{what} {one} is not modelled")
+    return listed
+
+
+def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
+    scope = row.get("cuda_graph_scope") or ()
+    impl = row.get("cuda_graph_impl") or "none"
+    if "full_iteration" in scope:
+        # An implementation since; a scope in older releases.
+        impl, scope = "full_iteration", ()
+    modules = _listed(row, "recompute_modules", RECOMPUTE_MODULES, "recompute of")
+    granularity = row.get("recompute_granularity") or ("selective" if modules else None)
+    out = {
+        "tp": row["tp"],
+        "cp": row["cp"],
+        "pp": row["pp"],
+        "vpp": row.get("vpp") or 1,
+        "ep": row.get("ep") or 1,
+        "etp": row.get("etp"),
+        "mbs": row.get("mbs") or PER_STEP["mbs"],
+        "sequence_parallel": None if row.get("sp") is None else bool(row["sp"]) and row["tp"] > 1,
+        "pipeline_layout": row.get("pp_layout"),
+        "recompute_granularity": granularity,
+        "recompute_modules": modules if granularity == "selective" else (),
+        "dispatcher": row.get("dispatcher") or "alltoall",
+        "ep_overlap": bool(row.get("ep_overlap")),
+        "delay_wgrad": bool(row.get("delay_wgrad")),
+        "optimizer_offload_fraction": row.get("optimizer_offload_fraction") or 0.0,
+        "activation_offload_layers": row.get("activation_offload_layers") or 0,
+        "fine_grained_offload_modules": _listed(
+            row, "fine_grained_offload_modules", OFFLOAD_MODULES, "offload of"
+        ),
+        "cuda_graph_impl": impl,
+        "cuda_graph_scope": _listed({"s": scope}, "s", GRAPH_SCOPES, "a CUDA graph of"),
+    }
+    if granularity == "full":
+        method = (_extra(row).get("arch") or {}).get("recompute_method")
+        out |= {
+            # One layer without a method is a checkpoint around each; a larger number, that many of a stage.
+            "recompute_method": method
+            or ("block" if (row.get("recompute_num_layers") or 1) > 1 else "uniform"),
+            "recompute_num_layers": row.get("recompute_num_layers") or 1,
+        }
+    return {name: value for name, value in out.items() if value is not None}

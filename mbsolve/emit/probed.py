@@ -1,0 +1,101 @@
+"""Training steps of one rank of a job on one GPU, collectives faked: read into entries and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mbsolve.emit.jobfile import Entry
+from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.rowschema import OddRowError, probe_fields
+from mbsolve.emit.small_models import Unmodelled
+
+__all__ = ["probe_row"]
+
+GIB = 2**30
+HARDWARE: Final = "h200"
+TIER: Final = "probe"
+FP8: Final[Mapping[str, str]] = {
+    "tensorwise": "fp8_cs",
+    "current": "fp8_cs",
+    "delayed": "fp8_delayed",
+    "blockwise": "fp8_block",
+    "mxfp8": "mxfp8",
+}
+
+# The probed models balance their experts by force; only this one configured an auxiliary loss beside it.
+WITH_AUX_LOSS: Final = ("dsv3",)
+
+
+def probe_row(row: Mapping[str, Any]) -> Measured:
+    """Read one probe; its memory is what it allocated itself, less what an earlier one of the process left behind."""
+    try:
+        row = probe_fields(row)
+    except OddRowError as odd:
+        return Measured(str(row.get("id")), TIER, "unknown", "unknown", None, None, reason=str(odd))
+    inherited = (row.get("inherited_gib") or 0.0) * GIB
+    out = Measured(
+        id=str(row.get("id")),
+        tier=TIER,
+        hardware=str(row.get("hardware") or HARDWARE),
+        precision="bf16" if not row.get("fp8") else "fp8",
+        moe=bool(row.get("expert_params_this_rank")),
+        knobs_recorded=True,
+    )
+    if row.get("outcome", "ok") != "ok":
+        out.reason = f"the run ended with {row['outcome']}"
+        return out
+    seconds = row.get("fwd_bwd_ms")
+    between, peak = row.get("between_steps_gib"), row.get("peak_allocated_gib")
+    out.figures = Figures(
+        step_seconds=None if seconds is None else seconds / 1e3,
+        between_bytes=None if between is None else between * GIB - inherited,
+        peak_bytes=None if peak is None else peak * GIB - inherited,
+        stage=int(row.get("pp_rank") or 0),
+        passes_only=True,
+    )
+    try:
+        out.entry = _entry(row, out)
+        out.precision = str(out.entry.precision)
+    except Unmodelled as why:
+        out.reason = str(why)
+    return out
+
+
+def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
+    entry = Entry(out.id, hardware=out.hardware, target="bridge")
+    fp8 = row.get("fp8")
+    entry.precision = "bf16"
+    if fp8:
+        recipe = str(fp8.get("recipe"))
+        if recipe not in FP8:
+            raise Unmodelled(f"the FP8 recipe {recipe} is not modelled")
+        entry.precision = FP8[recipe]
+        entry.settings["fp8_param"] = bool(fp8.get("fp8_param"))
+    changes: dict[str, Any] = {"mtp_num_layers": row.get("mtp_layers") or 0}
+    changes["aux_loss"] = str(row["model"]) in WITH_AUX_LOSS
+    if row.get("num_layers_override") is not None:
+        changes["num_layers"] = int(row["num_layers_override"])
+    if row.get("dense_first_layers") is not None:
+        changes["first_k_dense"] = int(row["dense_first_layers"])
+    entry.model = {"name": str(row["model"]), **changes}
+    plan = {
+        name: row.get(name)
+        for name in (
+            *("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "pipeline_layout"),
+            *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+            *("activation_offload_layers", "optimizer_offload_fraction", "precision_aware_optimizer"),
+        )
+    }
+    plan["recompute_modules"] = tuple(row.get("recompute_modules") or ())
+    plan["sequence_parallel"] = (row.get("tp") or 1) > 1
+    if plan["recompute_granularity"] != "selective":
+        plan["recompute_modules"] = ()
+    entry.plan = {name: value for name, value in plan.items() if value is not None}
+    dp = int(row["gpus"]) // ((row.get("tp") or 1) * (row.get("cp") or 1) * (row.get("pp") or 1))
+    entry.sizes = {
+        "gpus": int(row["gpus"]),
+        "seq_len": int(row["seq_len"]),
+        "gbs": int(row["num_microbatches"]) * dp * int(row.get("mbs") or 1),
+    }
+    return entry

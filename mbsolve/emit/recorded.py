@@ -1,0 +1,74 @@
+"""Settings of a published run: those that its row records, and those that its kind of recipe is known for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mbsolve.emit.spellings import DTYPES
+
+__all__ = ["recorded_settings"]
+
+# Tuned throughput runs, by tier, by stack, or because the row tells its TFLOP/s: their recipes reduce gradients in BF16
+# (226 of the 231 pretraining rows that record it).
+TUNED: Final = ("A-published-table", "A-card-perf")
+TUNED_STACK: Final = "nemo-2"
+# Models whose pretraining recipes keep BF16 moments under the precision-aware optimizer (all rows that record it).
+LEAN_STATE: Final = ("DeepSeek-V3", "DeepSeek-V4", "Moonlight")
+WIDE_GRADIENTS: Final = (
+    "ddp_grad_reduce_in_fp32",
+    "mp_grad_reduce_in_fp32",
+    "grad_accum_fp32",
+    "accumulate_allreduce_grads_in_fp32",
+)
+SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tp_comm_overlap": ("tp_comm_overlap",),
+    "overlap_grad_reduce": ("ddp_overlap_grad_reduce", "overlap_grad_reduce"),
+    "overlap_param_gather": ("ddp_overlap_param_gather", "overlap_param_gather"),
+    "op_fuser": ("use_transformer_engine_op_fuser",),
+    "fp8_output_proj": ("fp8_output_proj",),
+    "cp_comm_type": ("cp_comm_type",),
+    "shared_expert_overlap": ("moe_shared_expert_overlap",),
+    "permute_fusion": ("moe_permute_fusion",),
+    "fp8_param": ("mp_fp8_param_gather",),
+    "grad_accumulation_fusion": ("gradient_accumulation_fusion",),
+    "expandable_segments": ("expandable_segments",),
+}
+
+
+def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a row records, or that its source is known for."""
+    extra = row.get("extra") or {}
+    arch = extra.get("arch") or {}
+    found: dict[str, Any] = {}
+    for name, keys in SETTINGS.items():
+        value = next((v for v in (extra.get(k, arch.get(k)) for k in keys) if v is not None), None)
+        if value is not None:
+            found[name] = value
+    if found.get("cp_comm_type") == "allgather":
+        found["cp_comm_type"] = "all_gather"
+    wide = next((v for v in (extra.get(k, arch.get(k)) for k in WIDE_GRADIENTS) if v is not None), None)
+    tuned = str(row.get("tier")) in TUNED or str(row.get("framework")).startswith(TUNED_STACK)
+    tuned = tuned or (row.get("task") == "pretrain" and bool(row.get("tflops_per_gpu")))
+    if wide is None:
+        wide = not tuned
+    found["grad_dtype"] = "fp32" if wide else "bf16"
+    if extra.get("opt_use_precision_aware_optimizer") is not False:
+        moments = extra.get("opt_exp_avg_dtype") or extra.get("optimizer_moments")
+        if moments is None and tuned and str(row["model"]).startswith(LEAN_STATE):
+            moments = "bf16"
+        if moments:
+            found["moment_dtype"] = DTYPES[str(moments)]
+        if extra.get("opt_main_params_dtype"):
+            found["main_param_dtype"] = DTYPES[str(extra["opt_main_params_dtype"])]
+    if row.get("dist_opt") is not None:
+        found["distributed_optimizer"] = bool(row["dist_opt"])
+    found["routing"] = "natural" if row.get("routing") == "natural" else "balanced"
+    # All releases on record have a Transformer Engine before 2.20.
+    found["logits_copies"] = 1
+    # 27 of the 38 tuned dense rows with TP that record it overlap its collectives.
+    if "tp_comm_overlap" not in found and tuned and (row.get("tp") or 1) > 1 and row.get("moe") is False:
+        found["tp_comm_overlap"] = True
+    if arch.get("no_gradient_accumulation_fusion"):
+        found["grad_accumulation_fusion"] = False
+    return found

@@ -1,0 +1,129 @@
+"""The types of the fields that are read of measured rows; an odd value is told, not guessed at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["OddRowError", "probe_fields", "published_fields"]
+
+Count = Annotated[int, Field(ge=1)] | None
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+PROBE_NEEDS = ("gpus", "seq_len")
+
+
+class OddRowError(ValueError):
+    """A row has a value that cannot be read; the message names the field and the value."""
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str
+    model: str
+    gpus: Count = None
+    seq_len: Count = None
+    mbs: Count = None
+    tp: Count = None
+    pp: Count = None
+    vpp: Count = None
+    cp: Count = None
+    ep: Count = None
+    etp: Count = None
+    recompute_granularity: str | None = None
+    recompute_modules: list[str] | None = None
+    recompute_num_layers: Annotated[int, Field(ge=0)] | None = None
+    optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    activation_offload_layers: Annotated[int, Field(ge=0)] | None = None
+    outcome: str | None = None
+
+
+class _Published(_Row):
+    tier: str
+    hardware: str | None = None
+    precision: str | None = None
+    gpus_per_node: Count = None
+    gbs: Count = None
+    pp_layout: str | None = None
+    sp: bool | None = None
+    fsdp: bool | None = None
+    dist_opt: bool | None = None
+    dispatcher: str | None = None
+    ep_overlap: bool | None = None
+    delay_wgrad: bool | None = None
+    fine_grained_offload_modules: list[str] | None = None
+    cuda_graph_impl: str | None = None
+    cuda_graph_scope: list[str] | None = None
+    routing: str | None = None
+    task: str | None = None
+    model_params_note: str | None = None
+    framework: str | None = None
+    mem_note: str | None = None
+    mem_unit_src: str | None = None
+    moe: bool | None = None
+    knobs_recorded: bool | None = None
+    step_time_ms: Amount = None
+    tokens_per_s_per_gpu: Amount = None
+    tflops_per_gpu: Amount = None
+    mem_allocated_gb: Amount = None
+    mem_static_gb: Amount = None
+    mem_per_rank_allocated_gib: list[Annotated[float, Field(gt=0)]] | None = None
+    extra: dict[str, Any] | None = None
+
+
+class _Probe(_Row):
+    num_microbatches: Annotated[int, Field(ge=1)]
+    hardware: str | None = None
+    num_layers_override: Count = None
+    dense_first_layers: Annotated[int, Field(ge=0)] | None = None
+    mtp_layers: Annotated[int, Field(ge=0)] | None = None
+    pp_rank: Annotated[int, Field(ge=0)] | None = None
+    fp8: dict[str, Any] | None = None
+    pipeline_layout: str | None = None
+    recompute_method: str | None = None
+    precision_aware_optimizer: bool | None = None
+    inherited_gib: float | None = None
+    between_steps_gib: Amount = None
+    peak_allocated_gib: Amount = None
+    fwd_bwd_ms: Amount = None
+
+
+def _fields(schema: type[_Row], raw: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return schema.model_validate(dict(raw)).model_dump()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise OddRowError(f"the row lacks {field}") from error
+        raise OddRowError(f"the row has an odd {field}: {str(first['input'])[:40]!r}") from error
+
+
+def published_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a published measurement.
+
+    Raises
+    ------
+    OddRowError
+        naming the field that cannot be read.
+    """
+    return _fields(_Published, raw)
+
+
+def probe_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a probe.
+
+    Raises
+    ------
+    OddRowError
+        naming the field that cannot be read.
+    """
+    found = _fields(_Probe, raw)
+    for name in PROBE_NEEDS:
+        if found[name] is None:
+            raise OddRowError(f"the row lacks {name}")
+    return found

@@ -1,0 +1,1 @@
+"""Judging what others made: job files checked and evaluated, measured rows predicted."""

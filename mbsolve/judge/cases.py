@@ -1,0 +1,150 @@
+"""An entry of a job file made into a job and a plan: completed from the defaults, with what that added told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.vocabulary import Plan
+from mbsolve.emit.jobfile import Entry, read_entries
+from mbsolve.errors import InputError
+from mbsolve.judge.parts import machine_of, model_of
+from mbsolve.models.card import load_model
+from mbsolve.models.partial import PartialModel, UnknownDimensionError
+from mbsolve.reading import make_job
+
+__all__ = ["Case", "case_of", "read_cases"]
+
+# What stands in for a size that is not known; no rule that reads the size is judged.
+PLACEHOLDER = 4096
+# A job is built with this model where its own is only known in part, then given its own.
+STAND_IN = "llama3-8b"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration to judge.
+
+    Parameters
+    ----------
+    name : its id in the file.
+    job, plan : what is trained and how; sizes in ``unknown`` are placeholders.
+    unknown : sizes of the job (``gpus``, ``seq_len``, ``gbs``) that are stated nowhere and have no default.
+    completed : field -> value for what was absent and was completed.
+    told : what was read loosely or ignored, in words.
+    skipped : why there is nothing to judge; None when there is.
+    """
+
+    name: str
+    job: Job
+    plan: Plan
+    unknown: frozenset[str]
+    completed: dict[str, Any]
+    told: tuple[str, ...] = ()
+    skipped: str | None = None
+
+
+def read_cases(path: str | Path) -> list[Case]:
+    """Every job of a file.
+
+    Raises
+    ------
+    InputError
+        one sentence: the job, the field, its value, and what is allowed.
+    """
+    return [case_of(entry, f"{path}: job {entry.name}") for entry in read_entries(path)]
+
+
+def case_of(entry: Entry, where: str) -> Case:
+    """Complete an entry.
+
+    Raises
+    ------
+    InputError
+        one sentence that starts with ``where``.
+    """
+    try:
+        return _case(entry)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the job"
+        wanted = first["msg"].replace("Input should be", "it must be", 1)
+        raise InputError(f"{where}: {field} is {first['input']!r}, but {wanted}.") from error
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _case(entry: Entry) -> Case:
+    completed: dict[str, Any] = {}
+    told = [f"{name} was read: {text}" for name, text in entry.read_as.items()]
+    told += [f"{name} was ignored: {text}" for name, text in entry.ignored.items()]
+    machine = machine_of(entry.hardware, completed)
+    model = model_of(entry.model, entry.models, entry.model_changes, completed)
+    sizes = dict(entry.sizes)
+    unknown = {name for name in ("gpus", "seq_len", "gbs") if name not in sizes}
+    for name, value, default in (
+        ("precision", entry.precision, "bf16"),
+        ("target", entry.target, "bridge"),
+        ("gpus_per_node", sizes.get("gpus_per_node"), machine.gpus_per_node),
+    ):
+        if value is None:
+            completed[name] = default
+    plan = Plan(**_plan_fields(entry, completed))
+    job = make_job(
+        model=load_model(STAND_IN) if isinstance(model, PartialModel) else model,
+        hardware=machine,
+        gpus=sizes.get("gpus", PLACEHOLDER),
+        seq_len=sizes.get("seq_len", PLACEHOLDER),
+        gbs=sizes.get("gbs", PLACEHOLDER),
+        gpus_per_node=sizes.get("gpus_per_node"),
+        block_gpus=sizes.get("block_gpus"),
+        precision=entry.precision or "bf16",
+        target=entry.target or "bridge",
+        margin=entry.margin,
+        settings=entry.settings,
+    )
+    job = job.model_copy(update={"model": model})
+    if "gbs" in unknown and not unknown & {"gpus", "seq_len"}:
+        gbs = _default_batch(job, plan)
+        if gbs is not None:
+            job = job.model_copy(update={"gbs": gbs})
+            completed["gbs"] = gbs
+            unknown -= {"gbs"}
+    return Case(entry.name, job, plan, frozenset(unknown), completed, tuple(told), entry.skipped)
+
+
+def _plan_fields(entry: Entry, completed: dict[str, Any]) -> dict[str, Any]:
+    """The stated fields of the plan, and what follows where nothing is said."""
+    out = dict(entry.plan)
+
+    def complete(name: str, value: Any) -> None:
+        if out.get(name) is None:
+            out[name] = completed[name] = value
+
+    for name in ("tp", "cp", "pp", "ep", "mbs"):
+        complete(name, 1)
+    # An expert grid that is not described means another thing to each launcher.
+    complete("etp", out["tp"] if entry.target == "megatron-lm" else 1)
+    if "sequence_parallel" not in out:
+        complete("sequence_parallel", isinstance(out["tp"], int) and out["tp"] > 1)
+    if out.get("recompute_granularity") == "selective" and "recompute_modules" not in out:
+        complete("recompute_modules", ("core_attn",))
+    if out.get("recompute_granularity") == "full":
+        complete("recompute_method", "uniform")
+        complete("recompute_num_layers", 1)
+    return out
+
+
+def _default_batch(job: Job, plan: Plan) -> int | None:
+    """Sequences of the model's default batch, in whole micro-batches of every data-parallel rank."""
+    try:
+        tokens = job.model.default_tokens_per_batch()
+    except UnknownDimensionError:
+        return None
+    dp = max(1, job.gpus // (plan.tp * plan.cp * plan.pp))
+    unit = dp * plan.mbs * (plan.pp if plan.vpp > 1 else 1)
+    return max(1, tokens // job.seq_len // unit) * unit

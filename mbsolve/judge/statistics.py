@@ -1,0 +1,174 @@
+"""Errors of many predicted rows: groups, reasons, and the worst of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean, median
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mbsolve.judge.validation import RowResult
+
+__all__ = ["ErrorGroup", "Errors", "Validation", "errors_of", "summary", "validation"]
+
+Quantity = Literal["time", "between", "peak"]
+QUANTITIES: Final[tuple[Quantity, ...]] = ("time", "between", "peak")
+# Tiers whose rows say how far a prediction is to be trusted; the others are shown, and not summed up.
+TRUSTED: Final = ("A-published-table", "A-card-perf", "A-guide", "A-measured-mem", "A-measured-time", "probe")
+TUNED: Final = ("A-published-table", "A-card-perf")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Errors(_Data):
+    """Statistics of relative errors.
+
+    Parameters
+    ----------
+    rows : how many there are.
+    median, mean, p90, largest : of the absolute errors.
+    bias : median of the signed errors.
+    """
+
+    rows: int
+    median: float
+    mean: float
+    p90: float
+    largest: float
+    bias: float
+
+
+class ErrorGroup(_Data):
+    """Errors of the rows that have something in common; ``hardware`` and the like are None where all are in."""
+
+    name: str
+    quantity: Quantity
+    hardware: str | None = None
+    family: str | None = None
+    precision: str | None = None
+    tier: str | None = None
+    errors: Errors
+
+
+class Validation(_Data):
+    """The answer to ``validate``.
+
+    Parameters
+    ----------
+    rows : every row, in the order of the files.
+    groups : errors by hardware, family, precision and tier.
+    summary : errors of the rows that are to be trusted.
+    reasons : why rows were not evaluated -> how many.
+    not_compared : why a figure of an evaluated row was not compared -> how many.
+    """
+
+    schema_version: Literal[1] = 1
+    rows: tuple[RowResult, ...]
+    groups: tuple[ErrorGroup, ...]
+    summary: tuple[ErrorGroup, ...]
+    reasons: dict[str, int]
+    not_compared: dict[str, int]
+
+
+def error_of(row: RowResult, quantity: Quantity) -> float | None:
+    """The relative error of a row."""
+    return {"time": row.time_error, "between": row.between_error, "peak": row.peak_error}[quantity]
+
+
+def errors_of(signed: Sequence[float]) -> Errors:
+    """Statistics of at least one error."""
+    sizes = sorted(abs(e) for e in signed)
+    return Errors(
+        rows=len(sizes),
+        median=median(sizes),
+        mean=mean(sizes),
+        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        largest=sizes[-1],
+        bias=median(signed),
+    )
+
+
+def _groups(
+    rows: Iterable[RowResult], quantity: Quantity, key: Callable[[RowResult], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[float]]:
+    out: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        error = error_of(row, quantity)
+        if error is not None:
+            out.setdefault(key(row), []).append(error)
+    return out
+
+
+def summary(rows: Sequence[RowResult]) -> tuple[ErrorGroup, ...]:
+    """The errors of the rows that say most: tuned runs whose knobs are recorded, and measured memory."""
+    some: tuple[tuple[str, Quantity, Callable[[RowResult], bool]], ...] = (
+        (
+            "step time, tuned runs, knobs recorded",
+            "time",
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded),
+        ),
+        (
+            "step time, tuned runs, knobs recorded, dense",
+            "time",
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and not r.moe and r.family != "hybrid",
+        ),
+        (
+            "step time, tuned runs, knobs recorded, MoE",
+            "time",
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and bool(r.moe) and r.family != "hybrid",
+        ),
+        (
+            "step time, tuned runs, knobs recorded, hybrid",
+            "time",
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and r.family == "hybrid",
+        ),
+        (
+            "step time, tuned runs, knobs not recorded",
+            "time",
+            lambda r: r.tier in TUNED and not r.knobs_recorded,
+        ),
+        ("one rank's passes, probes", "time", lambda r: r.tier == "probe"),
+        ("peak memory, probes", "peak", lambda r: r.tier == "probe"),
+        ("memory between steps, probes", "between", lambda r: r.tier == "probe"),
+        ("peak memory, measured runs", "peak", lambda r: r.tier == "A-measured-mem"),
+        ("peak memory, guides", "peak", lambda r: r.tier == "A-guide"),
+        ("memory between steps, guides", "between", lambda r: r.tier == "A-guide"),
+    )
+    out = []
+    for name, quantity, chosen in some:
+        errors = [e for r in rows if chosen(r) and (e := error_of(r, quantity)) is not None]
+        if errors:
+            out.append(ErrorGroup(name=name, quantity=quantity, errors=errors_of(errors)))
+    return tuple(out)
+
+
+def validation(rows: Sequence[RowResult]) -> Validation:
+    """All that is to be said of some predicted rows."""
+    groups = []
+    for quantity in QUANTITIES:
+        found = _groups(rows, quantity, lambda r: (r.hardware, r.family, r.precision, r.tier))
+        for (hardware, family, precision, tier), errors in sorted(found.items()):
+            groups.append(
+                ErrorGroup(
+                    name=f"{hardware} {family} {precision} {tier}",
+                    quantity=quantity,
+                    hardware=hardware,
+                    family=family,
+                    precision=precision,
+                    tier=tier,
+                    errors=errors_of(errors),
+                )
+            )
+    reasons = Counter(r.reason or "no reason" for r in rows if not r.evaluated)
+    skipped = Counter(f"{what}: {why}" for r in rows if r.evaluated for what, why in r.not_compared.items())
+    return Validation(
+        rows=tuple(rows),
+        groups=tuple(groups),
+        summary=summary(rows),
+        reasons=dict(sorted(reasons.items(), key=lambda kv: (-kv[1], kv[0]))),
+        not_compared=dict(sorted(skipped.items(), key=lambda kv: (-kv[1], kv[0]))),
+    )

@@ -1,0 +1,124 @@
+"""Verdicts, evaluations and differences as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mbsolve.constraints.check import Verdict
+from mbsolve.judge.answers import Difference, Evaluated
+from mbsolve.judge.cases import Case
+from mbsolve.report import words
+from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
+
+SHOWN_REPAIRS = 3
+SHOWN_TERMS = 12
+
+
+def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
+    """One verdict: the word, what is broken and how to mend it, what was completed."""
+    lines = [wrap(f"{case.name}: {verdict.verdict}{_room(case, verdict)}", width)]
+    for broken in verdict.violations:
+        lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
+        for repair in broken.repairs[:SHOWN_REPAIRS]:
+            lines.append(wrap(f"- {repair.text}", width, "    ", "      "))
+    lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
+    if verdict.undecided:
+        lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
+    return "\n".join(lines + _notes(verdict, width))
+
+
+def _room(case: Case, verdict: Verdict) -> str:
+    """What is left of the memory, in a few words."""
+    e = verdict.evaluation
+    if e is None:
+        return ""
+    used = f"{words.gib(e.worst_stage.peak_device_bytes)} of {words.gib(case.job.machine.hbm_bytes)} GiB"
+    return f" ({used} on pipeline rank {e.worst_stage.stage}, {words.seconds(e.step_seconds)} a step)"
+
+
+def _notes(found: Verdict | Evaluated, width: int) -> list[str]:
+    """What was completed and what was read loosely."""
+    lines = [wrap(text, width, "  ", "    ") for text in found.told]
+    if found.completed:
+        text = ", ".join(f"{name}={words.word(value)}" for name, value in found.completed.items())
+        lines.insert(0, wrap(f"completed: {text}", width, "  ", "    "))
+    return lines
+
+
+def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int) -> str:
+    """All verdicts, with a count when there are many."""
+    parts = [verdict_text(c, v, width) for c, v in zip(cases, verdicts, strict=True)]
+    if len(parts) > 1:
+        count = Counter(v.verdict for v in verdicts)
+        parts.append(f"{len(parts)} jobs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
+    return "\n".join(parts) + "\n"
+
+
+def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
+    """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
+    lines = [wrap(f"{case.name}: {subject(case.job)}", width)]
+    lines += [
+        wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
+        for broken in found.violations
+    ]
+    lines += _notes(found, width)
+    e = found.evaluation
+    if e is None:
+        return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"
+    speed = f"{e.tokens_per_second_per_gpu:.0f} tokens/s/GPU, {e.tflops_per_gpu:.0f} TFLOP/s/GPU"
+    grids = f"TPxCPxDPxPP {words.grid(e.grids.dense)}, ETPxEPxEDPxPP {words.grid(e.grids.expert)}"
+    totals = [
+        f"{words.seconds(e.step_seconds)} a step +- {e.error_bar:.0%}, {speed}",
+        f"{grids}, {e.microbatches} micro-batches",
+        f"{words.gib(e.headroom_bytes)} GiB of device memory left; {words.gib(e.host_bytes_per_node)} GiB of host a node",
+    ]
+    ranks = [
+        f"rank {s.stage}: {words.gib(s.between_bytes)} between steps, {words.gib(s.peak_allocated_bytes)} peak "
+        f"allocated, {words.gib(s.peak_device_bytes)} on the device, at {s.peak_moment}"
+        for s in e.stages
+    ]
+    parts = [
+        "\n".join(lines),
+        section("Totals", totals, width),
+        section("Time", time_lines(e, width), width),
+        section("Memory", memory_lines(case.job, e, width), width),
+        section("Pipeline ranks, GiB", ranks, width),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def difference_text(d: Difference, width: int) -> str:
+    """Two configurations: the fields that differ, the totals, and the terms, largest change first."""
+    fields = [f"{name}: {words.word(x)} -> {words.word(y)}" for name, (x, y) in d.fields.items()]
+    step, peak = d.step_seconds, d.peak_device_bytes
+    ranks = f"pipeline ranks {d.stages[0]} and {d.stages[1]}"
+    totals = [
+        f"step: {words.seconds(step[0])} -> {words.seconds(step[1])} ({words.change(step[1], step[0])})",
+        f"peak on the device: {words.gib(peak[0])} -> {words.gib(peak[1])} GiB ({ranks})",
+        f"between steps: {words.gib(d.between_bytes[0])} -> {words.gib(d.between_bytes[1])} GiB",
+        f"host: {words.gib(d.host_bytes_per_node[0])} -> {words.gib(d.host_bytes_per_node[1])} GiB a node",
+    ]
+    time = [
+        f"{t.name}: {words.seconds(t.a)} -> {words.seconds(t.b)} ({_signed(t.change)})"
+        for t in d.time[:SHOWN_TERMS]
+    ]
+    memory = [
+        f"{t.name}: {words.gib(t.a)} -> {words.gib(t.b)} GiB ({t.change / words.GIB:+.2f})"
+        for t in d.memory[:SHOWN_TERMS]
+    ]
+    for lines, all_ in ((time, d.time), (memory, d.memory)):
+        if len(all_) > SHOWN_TERMS:
+            lines.append(f"and {len(all_) - SHOWN_TERMS} smaller ones")
+    parts = [
+        f"{d.a} -> {d.b}",
+        section("Fields", fields or ["none differs"], width),
+        section("Totals", totals, width),
+        section("Time", time, width),
+        section("Memory of the fullest rank at its peak", memory, width),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "-") + words.seconds(abs(seconds))

@@ -1,0 +1,286 @@
+"""Measured rows predicted: each one evaluated and compared, or the reason why it was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from mbsolve.constraints.check import judged
+from mbsolve.constraints.evaluate import (
+    plan_moments,
+    priced,
+    rank_counts,
+    stage_memory,
+    stage_pass,
+    step_parts,
+)
+from mbsolve.constraints.evaluate import time_terms as step_terms
+from mbsolve.constraints.evaluation import StageMemory, TermValue
+from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
+from mbsolve.constraints.placement import PlacementError
+from mbsolve.constraints.time.catalogue import TIME_TERMS
+from mbsolve.emit.measured import Figures, Measured, completed_by_siblings, measured_row
+from mbsolve.emit.probed import probe_row
+from mbsolve.errors import InputError
+from mbsolve.judge.cases import Case, case_of
+from mbsolve.models.partial import PartialModel
+
+__all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
+
+# Groups of time terms that a probe does not have: its collectives return at once.
+COMMUNICATION: Final = ("tp", "cp", "ep")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Compared(_Data):
+    """Seconds and bytes of one row; None where there is nothing."""
+
+    step_seconds: float | None = None
+    between_bytes: float | None = None
+    peak_bytes: float | None = None
+
+
+class RowResult(_Data):
+    """One measured row.
+
+    Parameters
+    ----------
+    id, tier, moe, knobs_recorded : as the row has them; ``moe`` from the model where the row says nothing.
+    hardware, family, precision : of the groups that errors are shown by.
+    evaluated : whether it was predicted; if not, ``reason`` says why.
+    measured, predicted : what is compared.
+    time_error, between_error, peak_error : predicted over measured, minus one; None where nothing is compared.
+    not_compared : figures that were measured but not compared -> why.
+    stage : pipeline rank of the memory figures.
+    illegal : laws of ours that this configuration, which ran, breaks.
+    completed : what was taken from defaults.
+    terms : the largest time terms, or for a row without a time the largest memory terms.
+    """
+
+    schema_version: Literal[1] = 1
+    id: str
+    tier: str
+    moe: bool | None = None
+    knobs_recorded: bool | None = None
+    hardware: str
+    family: str = "unknown"
+    precision: str
+    evaluated: bool = False
+    reason: str | None = None
+    measured: Compared = Compared()
+    predicted: Compared = Compared()
+    time_error: float | None = None
+    between_error: float | None = None
+    peak_error: float | None = None
+    not_compared: dict[str, str] = {}
+    stage: int | None = None
+    illegal: tuple[str, ...] = ()
+    completed: dict[str, Any] = {}
+    terms: tuple[TermValue, ...] = ()
+
+
+def read_rows(path: str | Path) -> Iterator[Measured]:
+    """The rows of a file: JSON lines of published measurements, or a JSON list of probes.
+
+    Raises
+    ------
+    InputError
+        if the file cannot be read or has another schema.
+    """
+    objects = list(_objects(Path(path)))
+    rows = completed_by_siblings([row for _, row in objects if isinstance(row, Mapping)])
+    if len(rows) < len(objects):
+        rows = [row for _, row in objects]
+    for (place, _), row in zip(objects, rows, strict=True):
+        read = _reader(row)
+        if read is None:
+            raise InputError(
+                f"The file {path} has at {place} no measured row: it lacks 'tier' with 'step_time_ms' or "
+                "'mem_allocated_gb', and 'peak_allocated_gib'."
+            )
+        try:
+            yield read(row)
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(
+                f"The file {path} has at {place} a row that cannot be read: {error!r}."
+            ) from error
+
+
+def _reader(row: Any) -> Callable[[Mapping[str, Any]], Measured] | None:
+    """How to read a row; None for something else."""
+    if not isinstance(row, Mapping):
+        return None
+    if "peak_allocated_gib" in row or "fwd_bwd_ms" in row:
+        return probe_row
+    if "tier" in row and ("step_time_ms" in row or "mem_allocated_gb" in row):
+        return measured_row
+    return None
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every object of a file, with its place."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"The file {path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"The file {path} is not text in UTF-8.") from error
+    if text.lstrip().startswith("["):
+        try:
+            many = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"The file {path} is not valid JSON: {error}.") from error
+        yield from ((f"row {i}", row) for i, row in enumerate(many, 1))
+        return
+    for i, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {i}", json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"The file {path} is not valid JSON at line {i}: {error}.") from error
+
+
+def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowResult:
+    """Predict one row.
+
+    Parameters
+    ----------
+    time, memory : what is compared.
+    """
+    notes: dict[str, Any] = {
+        "id": row.id,
+        "tier": row.tier,
+        "moe": row.moe,
+        "knobs_recorded": row.knobs_recorded,
+        "hardware": row.hardware,
+        "precision": row.precision,
+        "measured": Compared(
+            step_seconds=row.figures.step_seconds,
+            between_bytes=row.figures.between_bytes,
+            peak_bytes=max(row.figures.peaks_by_rank, default=row.figures.peak_bytes),
+        ),
+    }
+    if row.entry is None:
+        return RowResult(**notes, reason=row.reason)
+    try:
+        case = case_of(row.entry, "row")
+        return _predicted(row, case, notes, time, memory)
+    except InputError as error:
+        return RowResult(**notes, reason=_short(str(error)))
+    except PlacementError as error:
+        return RowResult(**notes, reason=f"the layers cannot be placed: {error}")
+
+
+def _short(message: str) -> str:
+    """A reason that is the same for every row that has it."""
+    text = message.removeprefix("row: ").rstrip(".")
+    for start in ("There is no model", "There is no machine"):
+        if text.startswith(start):
+            return f"no card for the {start.split()[-1]} {text.split(chr(39))[1]}"
+    return text
+
+
+def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory: bool) -> RowResult:
+    job, model = case.job, case.job.model
+    if isinstance(model, PartialModel):
+        return RowResult(**notes, reason=f"no card for the model {model.name}")
+    illegal = tuple(v.rule for v in judged(job, case.plan, unknown=case.unknown)[0])
+    try:
+        return _priced(row, case, {**notes, "illegal": illegal}, time, memory)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        if not illegal or isinstance(error, PlacementError):
+            raise
+        return RowResult(**notes, illegal=illegal, reason=f"not legal, and cannot be priced: {illegal[0]}")
+
+
+def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory: bool) -> RowResult:
+    job, model = case.job, case.job.model
+    seen, found = row.figures, dict[str, float | None]()
+    terms: tuple[TermValue, ...] = ()
+    stage: int | None = None
+    if time and seen.step_seconds is not None and row.no_time is None:
+        found["step_seconds"], terms = _seconds(case, seen)
+    if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
+        stages = _stages(case, seen)
+        measured, worst = _compared_stage(case, seen, stages)
+        notes["measured"] = notes["measured"].model_copy(update={"peak_bytes": measured})
+        stage = worst.stage
+        if seen.between_bytes is not None:
+            found["between_bytes"] = worst.between_bytes
+        if seen.peak_bytes is not None:
+            found["peak_bytes"] = worst.peak_allocated_bytes
+        terms = terms or tuple(sorted(worst.terms, key=lambda t: -(t.bytes or 0.0))[:8])
+    predicted = Compared(**found)
+    notes["precision"], notes["hardware"] = job.precision, job.machine.name
+    notes["moe"] = model.is_moe if row.moe is None else row.moe
+    asked = [r for r, on in ((row.no_time, time), (row.no_memory, memory)) if on and r]
+    nothing = not found
+    return RowResult(
+        **notes,
+        family=family(case),
+        evaluated=not nothing,
+        reason=(asked[0] if asked else "nothing was measured that is asked for") if nothing else None,
+        predicted=predicted,
+        time_error=_error(predicted.step_seconds, notes["measured"].step_seconds),
+        between_error=_error(predicted.between_bytes, notes["measured"].between_bytes),
+        peak_error=_error(predicted.peak_bytes, notes["measured"].peak_bytes),
+        not_compared={"time": row.no_time} if row.no_time and time else {},
+        stage=stage,
+        completed=case.completed,
+        terms=terms,
+    )
+
+
+def family(case: Case) -> str:
+    """Dense, MoE, MoE with latent attention, or hybrid."""
+    model = case.job.model
+    if model.hybrid:
+        return "hybrid"
+    if not model.is_moe:
+        return "dense"
+    return "MLA MoE" if model.mla else "MoE"
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return predicted / measured - 1 if predicted is not None and measured else None
+
+
+def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
+    """The predicted time of what was timed, and its largest terms."""
+    if not seen.passes_only:
+        p = priced(case.job, case.plan, TIME_TERMS)
+        step, passes = step_parts(p)
+        terms = sorted(step_terms(p, step, passes), key=lambda t: -(t.seconds or 0.0))
+        return step.seconds, tuple(terms[:8])
+    p = priced(case.job, case.plan, [t for t in TIME_TERMS if t.name.split(".")[0] not in COMMUNICATION])
+    counts = rank_counts(case.job, case.plan)[seen.stage or 0]
+    work = stage_pass(p, counts)
+    return p.values["microbatches"] * (work.forward + work.backward), ()
+
+
+def _stages(case: Case, seen: Figures) -> list[StageMemory]:
+    """Memory of every pipeline rank that the row may speak of."""
+    p = priced(case.job, case.plan, MEMORY_TERMS)
+    moments = plan_moments(case.job, case.plan)
+    if seen.stage is not None and not seen.peaks_by_rank:
+        moments = (moments[seen.stage],)
+    return [stage_memory(p, m) for m in moments]
+
+
+def _compared_stage(
+    case: Case, seen: Figures, stages: Sequence[StageMemory]
+) -> tuple[float | None, StageMemory]:
+    """The measured peak and the pipeline rank that it is compared with: of known ranks, the pair furthest apart."""
+    if not seen.peaks_by_rank:
+        return seen.peak_bytes, max(stages, key=lambda s: s.peak_allocated_bytes)
+    each = max(1, len(seen.peaks_by_rank) // case.plan.pp)
+    pairs = [(peak, stages[min(i // each, len(stages) - 1)]) for i, peak in enumerate(seen.peaks_by_rank)]
+    return max(pairs, key=lambda pair: abs(pair[1].peak_allocated_bytes / pair[0] - 1))
