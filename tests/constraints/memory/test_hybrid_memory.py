@@ -27,7 +27,7 @@ NAMES = ("nemotron-3-nano", "nemotron-3.5-lightning", "nemotron-3-nano-4b", "qwe
 
 def job_of(name: str, **more: Any) -> Job:
     machine = load_machine("h100")
-    size = {"gpus": 16, "seq_len": 8192, "gbs": 512, "gpus_per_node": 8} | more
+    size: dict[str, Any] = {"gpus": 16, "seq_len": 8192, "gbs": 512, "gpus_per_node": 8, **more}
     return Job(model=load_model(name), machine=machine, **size)
 
 
