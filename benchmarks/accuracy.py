@@ -118,11 +118,11 @@ def bars(found: Validation) -> str:
         "# runs whose knobs are recorded; see docs/accuracy.md.",
         "step_time:",
     ]
-    for name, moe in (("dense", False), ("moe", True)):
+    for name in ("dense", "moe", "hybrid"):
         some = [
             r.time_error
             for r in found.rows
-            if r.tier in TUNED and r.knobs_recorded and r.time_error is not None and bool(r.moe) == moe
+            if r.tier in TUNED and r.knobs_recorded and r.time_error is not None and name == _kind(r)
         ]
         e = errors_of(some)
         lines.append(f"  {name}: {{mean: {e.mean:.3f}, rows: {e.rows}}}")
@@ -132,6 +132,12 @@ def bars(found: Validation) -> str:
         "unseen_factor: 1.41",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kind(row: RowResult) -> str:
+    if row.family == "hybrid":
+        return "hybrid"
+    return "moe" if row.moe else "dense"
 
 
 def main(check: bool) -> int:

@@ -50,7 +50,7 @@ The validators upstream check more than this. Left out are conditions on:
   warm-up counts, optimizer and data-set options, `fg-offload-modules-nonempty`, `main_grads_dtype`;
 - versions of PyTorch, Transformer Engine and DeepEP, and installed packages;
 - features that no decision or setting here turns on: FSDP, fine-tuning, packed sequences, expert capacity, generalized
-  TP, hierarchical and hybrid context parallelism, gated delta nets, FP16;
+  TP, hierarchical and hybrid context parallelism, FP16;
 - what another rule implies: `fg-offload-graph-moe-scope` (scope `moe` is refused anyway), `pao-dtypes-exp-avg-sq`
   (both moments have one format), `vpp-asymmetric-allowed` (`vpp-divides-stage-layers`).
 """

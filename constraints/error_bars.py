@@ -19,4 +19,4 @@ def _errors() -> dict[str, float]:
 
 def error_bar(model: Model) -> float:
     """Relative error of a step time to expect: that of tuned published runs, and more for what was not fitted."""
-    return _errors()["moe" if model.is_moe else "dense"]
+    return _errors()["hybrid" if model.hybrid else "moe" if model.is_moe else "dense"]

@@ -17,6 +17,7 @@ from mbsolve.constraints.placement import (
     Replay,
     Stage,
     chunks_of,
+    halves_of,
     replayed,
     stage_counts,
     virtual_stages,
@@ -26,16 +27,34 @@ from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import LayerKind, Model
 
 # Counts that exist beside the stage counts, for memory rows only.
-LIVE = ("live_attention", "live_dense", "live_moe", "live_mtp", "live_unit", "live_head", "live_logits")
+LIVE = (
+    "live_attention",
+    "live_gdn",
+    "live_mamba",
+    "live_dense",
+    "live_moe",
+    "live_mtp",
+    "live_unit",
+    "live_head",
+    "live_logits",
+)
 STALE = ("stale_moe", "stale_unit")
 AT = (
+    "at_forward_attention",
+    "at_forward_gdn",
+    "at_forward_mamba",
     "at_forward_dense",
     "at_forward_moe",
+    "at_nograd_attention",
+    "at_nograd_gdn",
+    "at_nograd_mamba",
     "at_nograd_dense",
     "at_nograd_moe",
     "at_backward_dense",
     "at_backward_moe",
     "at_backward_attention",
+    "at_backward_gdn",
+    "at_backward_mamba",
     "at_loss",
     "at_loss_backward",
     "at_embedding_grad",
@@ -44,6 +63,9 @@ AT = (
     "p2p",
     "rest_moe",
     # Stage counts again, at the optimizer step only.
+    "step_attention",
+    "step_gdn",
+    "step_mamba",
     "step_dense",
     "step_moe",
     "step_mtp",
@@ -85,9 +107,13 @@ class Block(NamedTuple):
         """Counts of everything the layers save when nothing is checkpointed."""
         v = np.zeros(len(MOMENT_COUNTS), np.int64)
         for kind in self.kinds:
-            v[COLUMN["live_attention"]] += 1
-            v[COLUMN[f"live_{kind.ffn}"]] += 1
+            for half in halves_of(kind):
+                v[COLUMN[f"live_{half}"]] += 1
         return v
+
+    def parts(self) -> list[tuple[str, ...]]:
+        """The distinct layers of the block as halves, those with the same FFN together."""
+        return sorted({halves_of(k) for k in self.kinds}, key=lambda p: (p[-1], p))
 
     def left(self) -> Ints:
         """Counts that stay referenced after the block's backward."""
@@ -97,12 +123,22 @@ class Block(NamedTuple):
         return v
 
     def forward(self) -> Iterator[tuple[str, Ints]]:
-        """Transients of the block's forward, above what `live` keeps."""
-        for ffn in sorted({k.ffn for k in self.kinds}):
-            v = _at(f"at_nograd_{ffn}" if self.unit else f"at_forward_{ffn}")
-            if self.offloaded:
-                v = v + self.halves() - self.live()
-            yield f"forward of {ffn} layer", v
+        """Transients of the block's forward, above what `live` keeps.
+
+        Of attention with an FFN behind it none is looked at: that of the FFN is larger.
+        """
+        way = "at_nograd" if self.unit else "at_forward"
+        for parts in self.parts():
+            last = parts[-1]
+            for half in parts:
+                if half == "attention" and half != last:
+                    continue
+                v = _at(f"{way}_{half}")
+                if self.offloaded:
+                    v = v + self.halves() - self.live()
+                if half != last and not self.unit:
+                    v[COLUMN[f"live_{last}"]] -= 1
+                yield f"forward of {half} layer", v
 
     def backward(self) -> Iterator[tuple[str, Ints]]:
         """Transients of the block's backward, above what `live` keeps; replayed or reloaded tensors included."""
@@ -112,13 +148,20 @@ class Block(NamedTuple):
             else np.zeros(len(MOMENT_COUNTS), np.int64)
         )
         back[COLUMN["live_mtp"]] = 0
-        for ffn in sorted({k.ffn for k in self.kinds}):
+        for parts in self.parts():
+            last = parts[-1]
             if self.unit:
-                yield f"replayed forward of {ffn} layer", back + _at(f"at_forward_{ffn}")
-            yield f"backward of {ffn} layer", back + _at(f"at_backward_{ffn}")
-            attention = back + _at("at_backward_attention")
-            attention[COLUMN[f"live_{ffn}"]] -= 1
-            yield f"backward of attention in {ffn} layer", attention
+                yield f"replayed forward of {last} layer", back + _at(f"at_forward_{last}")
+            if last in ("dense", "moe"):
+                yield f"backward of {last} layer", back + _at(f"at_backward_{last}")
+            if parts[0] == last and last in ("dense", "moe"):
+                continue
+            mixer = back + _at(f"at_backward_{parts[0]}")
+            if parts[0] == last:
+                yield f"backward of {last} layer", mixer
+            else:
+                mixer[COLUMN[f"live_{last}"]] -= 1
+                yield f"backward of {parts[0]} in {last} layer", mixer
 
 
 _ZERO = np.zeros(len(MOMENT_COUNTS), np.int64)
@@ -210,7 +253,8 @@ def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[
     """Labels and counts of the moments of one pass of a chunk, beside what was in flight before it."""
     walk = _forward_offsets if forward else _backward_offsets
     pairs = list(walk(chunk, blocks_of(chunk, replay), stale))
-    return tuple(label for label, _ in pairs), np.array([v for _, v in pairs])
+    rows = np.array([v for _, v in pairs], np.int64).reshape(-1, len(MOMENT_COUNTS))
+    return tuple(label for label, _ in pairs), rows
 
 
 @lru_cache(maxsize=16384)
@@ -251,7 +295,7 @@ def rank_moments(
     rest = left.sum(axis=0) + _at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
     update = rest + _at("at_optimizer")
-    for name in ("dense", "moe", "mtp", "embedding", "head"):
+    for name in ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head"):
         update[COLUMN[f"step_{name}"]] = counts[name]
     rows = np.vstack([*found, update])
     labels.append("optimizer step")

@@ -16,6 +16,8 @@ STAGE_COUNTS = (
     "chunks",
     "attention",
     "window_attention",
+    "gdn",
+    "mamba",
     "dense",
     "moe",
     "mtp",
@@ -24,12 +26,18 @@ STAGE_COUNTS = (
     "logits",
     "replayed_attention",
     "replayed_window_attention",
+    "replayed_gdn",
+    "replayed_mamba",
     "replayed_dense",
     "replayed_moe",
     "offloaded_attention",
+    "offloaded_gdn",
+    "offloaded_mamba",
     "offloaded_dense",
     "offloaded_moe",
     "has_attention",
+    "has_gdn",
+    "has_mamba",
     "has_dense",
     "has_moe",
     "has_mtp",
@@ -45,6 +53,12 @@ class Item(NamedTuple):
 
 
 Stage = tuple[Item, ...]
+
+
+def halves_of(kind: LayerKind) -> tuple[str, ...]:
+    """The halves that a layer has, its mixer first; windowed attention counts as attention."""
+    mixer = "attention" if kind.mixer == "window_attention" else kind.mixer
+    return tuple(half for half in (mixer, kind.ffn) if half != "none")
 
 
 class Replay(NamedTuple):
@@ -170,15 +184,14 @@ def stage_counts(chunks: tuple[Stage, ...], pp: int, replay: Replay) -> dict[str
                 n["logits"] += 1
             if item.kind is None:
                 continue
-            mixer, ffn = item.kind
-            n[mixer] += 1
-            n[ffn] += 1
-            if next(flags):
-                n[f"replayed_{mixer}"] += 1
-                n[f"replayed_{ffn}"] += 1
+            again = next(flags)
+            for part in item.kind:
+                if part != "none":
+                    n[part] += 1
+                    n[f"replayed_{part}"] += int(again)
             if position < replay.offloaded:
-                n["offloaded_attention"] += 1
-                n[f"offloaded_{ffn}"] += 1
+                for half in halves_of(item.kind):
+                    n[f"offloaded_{half}"] += 1
             position += 1
             if item.what == "mtp":
                 n["mtp"] += 1
@@ -187,7 +200,7 @@ def stage_counts(chunks: tuple[Stage, ...], pp: int, replay: Replay) -> dict[str
     if n["mtp"] and not n["embedding"]:
         n["embedding"] = 1
     n["has_attention"] = int(n["attention"] + n["window_attention"] > 0)
-    for name in ("dense", "moe", "mtp", "head"):
+    for name in ("gdn", "mamba", "dense", "moe", "mtp", "head"):
         n[f"has_{name}"] = int(n[name] > 0)
     return n
 

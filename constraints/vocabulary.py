@@ -25,7 +25,7 @@ OFFLOAD_MODULES: Final = (
     "expert_fc1",
     "moe_act",
 )
-GRAPH_SCOPES: Final = ("attn", "mlp", "moe", "moe_router", "moe_preprocess")
+GRAPH_SCOPES: Final = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 DISPATCHERS: Final = ("allgather", "alltoall", "deepep", "hybridep")
 GRAPH_IMPLS: Final = ("none", "local", "transformer_engine", "full_iteration")
 PRECISIONS: Final = ("bf16", "fp8_cs", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4")

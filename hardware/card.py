@@ -37,6 +37,7 @@ CALIBRATION = {
     "attention_backward_ratio": "backward attention efficiency, relative to forward",
     "elementwise_fraction": "norms, activations, rope, quantising: share of the HBM rate",
     "moe_memory_fraction": "router, permute, expert activation: share of the HBM rate",
+    "scan_fraction": "scan of Mamba-2 and gated delta nets, share of the dense BF16 peak",
     "stream_fraction": "weight and gradient streams of a GEMM: share of the HBM rate",
     "kernel_seconds": "gap and ramp of one kernel on the device",
     "host_op_seconds": "host time of one framework op",

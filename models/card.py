@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,13 @@ from mbsolve.cards import (
 )
 from mbsolve.models.counts import total_parameters
 from mbsolve.models.huggingface import read_config
+from mbsolve.models.kinds import (
+    LayerKind,
+    linear_attention_layers,
+    pattern_fault,
+    pattern_layers,
+    pattern_mtp,
+)
 
 __all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
 
@@ -33,11 +40,14 @@ NonNegative = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-class LayerKind(NamedTuple):
-    """What one transformer layer is made of."""
-
-    mixer: Literal["attention", "window_attention"]
-    ffn: Literal["dense", "moe"]
+LINEAR_ATTENTION = (
+    "linear_conv_kernel",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+MAMBA = ("mamba_state_dim", "mamba_num_heads", "mamba_head_dim", "mamba_num_groups", "mamba_conv_kernel")
 
 
 @lru_cache(maxsize=256)
@@ -97,6 +107,17 @@ class Model(BaseModel):
         Published total, embeddings and output layer in, MTP apart; None where none is published.
     tokens_per_batch
         Published tokens of a global batch, or None.
+    layer_pattern
+        Layers of a Mamba hybrid, one symbol each: ``M`` Mamba-2, ``*`` attention, ``-`` dense FFN, ``E`` MoE; then
+        for every MTP block ``/`` and its two symbols.
+    attention_output_gate
+        The query projection also makes a gate, as wide as the queries, on the attention output.
+    linear_attention_period
+        Layer ``i`` (from 0) has full attention if this divides ``i + 1``, else a gated delta net.
+    linear_conv_kernel, linear_key_head_dim, linear_value_head_dim, linear_num_key_heads, linear_num_value_heads
+        Gated delta nets: taps of the convolution, widths and numbers of heads (key heads divide value heads).
+    mamba_state_dim, mamba_num_heads, mamba_head_dim, mamba_num_groups, mamba_conv_kernel
+        Mamba-2: width of the state, heads, width of a head, groups (they divide the heads), taps of the convolution.
     sources
         Field -> where its value comes from.
 
@@ -145,6 +166,19 @@ class Model(BaseModel):
     attention_sink: Flag = False
     sliding_window: Positive | None = None
     window_period: Annotated[int, Field(strict=True, ge=2)] | None = None
+    layer_pattern: Annotated[str, Field(min_length=1)] | None = None
+    attention_output_gate: Flag = False
+    linear_attention_period: Annotated[int, Field(strict=True, ge=2)] | None = None
+    linear_conv_kernel: Positive | None = None
+    linear_key_head_dim: Positive | None = None
+    linear_value_head_dim: Positive | None = None
+    linear_num_key_heads: Positive | None = None
+    linear_num_value_heads: Positive | None = None
+    mamba_state_dim: Positive | None = None
+    mamba_num_heads: Positive | None = None
+    mamba_head_dim: Positive | None = None
+    mamba_num_groups: Positive | None = None
+    mamba_conv_kernel: Positive | None = None
     published_params: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     tokens_per_batch: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
@@ -197,7 +231,10 @@ class Model(BaseModel):
             raise ValueError(
                 f"first_k_dense is {self.first_k_dense}, but it must be less than num_layers = {self.num_layers}."
             )
-        if self.ffn_hidden_size is None and (experts is None or self.first_k_dense):
+        dense = experts is None or self.first_k_dense > 0
+        if self.layer_pattern is not None:
+            dense = "-" in self.layer_pattern
+        if self.ffn_hidden_size is None and dense:
             raise ValueError("ffn_hidden_size is missing, but some layers have a dense FFN.")
         if self.shared_expert_gate and self.shared_expert_ffn_hidden_size is None:
             raise ValueError("shared_expert_gate is true, but it needs shared_expert_ffn_hidden_size.")
@@ -223,6 +260,50 @@ class Model(BaseModel):
             raise ValueError(f"window_period is {self.window_period}, but it needs sliding_window.")
         return self
 
+    @model_validator(mode="after")
+    def _mixers_are_whole(self) -> Model:
+        pattern, period = self.layer_pattern, self.linear_attention_period
+        if pattern is not None:
+            fault = pattern_fault(pattern, self.num_layers, self.mtp_num_layers)
+            if fault is not None:
+                raise ValueError(fault)
+            if ("E" in pattern) != self.is_moe:
+                raise ValueError(
+                    f"layer_pattern is {pattern!r}, but E goes with num_experts, and only with it."
+                )
+        for fields, there, owner in (
+            (MAMBA, pattern is not None and "M" in pattern, "an M in layer_pattern"),
+            (LINEAR_ATTENTION, period is not None, "linear_attention_period"),
+        ):
+            for field in fields:
+                if (getattr(self, field) is not None) != there:
+                    raise ValueError(
+                        f"{field} is {getattr(self, field)}, but it goes with {owner}, and only with it."
+                    )
+        for field, divisor in (
+            ("mamba_num_heads", "mamba_num_groups"),
+            ("linear_num_value_heads", "linear_num_key_heads"),
+        ):
+            whole, part = getattr(self, field), getattr(self, divisor)
+            if whole is not None and whole % part:
+                raise ValueError(f"{divisor} is {part}, but it must divide {field} = {whole}.")
+        if self.hybrid:
+            for field in ("mla", "sliding_window", "linear_bias"):
+                if getattr(self, field):
+                    raise ValueError(f"{field} is {getattr(self, field)}, but a hybrid model has none.")
+        if pattern is not None and (period is not None or self.first_k_dense):
+            raise ValueError(
+                "layer_pattern says every layer, so linear_attention_period and first_k_dense must go."
+            )
+        if self.attention_output_gate and self.mla:
+            raise ValueError("attention_output_gate is true, but it is allowed with attention 'gqa' only.")
+        return self
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether layers differ in their mixer for good, or lack a half: a pattern, or gated delta nets."""
+        return self.layer_pattern is not None or self.linear_attention_period is not None
+
     @property
     def is_moe(self) -> bool:
         """Whether some layers have routed experts."""
@@ -235,12 +316,18 @@ class Model(BaseModel):
 
     def layers(self) -> tuple[LayerKind, ...]:
         """Return the kind of every decoder layer, first to last, MTP layers not included."""
+        if self.layer_pattern is not None:
+            return pattern_layers(self.layer_pattern)
+        period = self.linear_attention_period
+        if period is not None:
+            return linear_attention_layers(self.num_layers, self.first_k_dense, self.is_moe, period)
         windowed = self.sliding_window is not None
         return _layers(self.num_layers, self.first_k_dense, self.is_moe, windowed, self.window_period)
 
     def mtp_layer(self) -> LayerKind:
-        """Return the kind of the layer inside an MTP block: that of the last decoder layer."""
-        return self.layers()[-1]
+        """Return the kind of the layer inside an MTP block: that of the pattern, or of the last decoder layer."""
+        own = pattern_mtp(self.layer_pattern) if self.layer_pattern is not None else None
+        return own or self.layers()[-1]
 
     def default_tokens_per_batch(self) -> int:
         """Return the tokens of a global batch when the user names none.

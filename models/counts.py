@@ -6,13 +6,17 @@ or an array of integers; arrays give arrays. Divisions round down, so degrees ar
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbsolve.models.kinds import LayerKind
+from mbsolve.models.recurrent import counted_multiply_adds, recurrent_linears, recurrent_vectors
+
 if TYPE_CHECKING:
-    from mbsolve.models.card import LayerKind, Model
+    from mbsolve.models.card import Model
 
 Degree = int | NDArray[np.integer[Any]]
 Count = int | NDArray[np.int64]
@@ -62,18 +66,19 @@ def _attention_linears(model: Model, tp: Count) -> Linears:
     hidden, heads = model.hidden_size, model.num_attention_heads
     if not model.mla:
         # Upstream splits this matrix evenly also where ranks outnumber groups, and gathers what a rank lacks.
-        qkv = (heads + 2 * model.num_query_groups) * model.head_dim // tp
+        queries = 2 * heads if model.attention_output_gate else heads
+        qkv = (queries + 2 * model.num_query_groups) * model.head_dim // tp
         return [(qkv, hidden), (hidden, heads * model.head_dim // tp)]
     nope, rope = (
         _need(model.qk_nope_head_dim, "qk_nope_head_dim"),
         _need(model.qk_rope_head_dim, "qk_rope_head_dim"),
     )
     value, latent = _need(model.v_head_dim, "v_head_dim"), _need(model.kv_lora_rank, "kv_lora_rank")
-    queries = heads * (nope + rope) // tp
+    up = heads * (nope + rope) // tp
     if model.q_lora_rank is None:
-        first: Linears = [(queries, hidden)]
+        first: Linears = [(up, hidden)]
     else:
-        first = [(model.q_lora_rank, hidden), (queries, model.q_lora_rank)]
+        first = [(model.q_lora_rank, hidden), (up, model.q_lora_rank)]
     return [
         *first,
         (latent + rope, hidden),
@@ -87,16 +92,24 @@ def _ffn_linears(model: Model, width: int, tp: Count) -> Linears:
     return [(gated * width // tp, model.hidden_size), (model.hidden_size, width // tp)]
 
 
+def _mixer_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
+    if kind.mixer == "none":
+        return []
+    if kind.mixer in ("gdn", "mamba"):
+        return recurrent_linears(model, kind.mixer, tp)
+    return _attention_linears(model, tp)
+
+
 def _dense_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
+    mixer = _mixer_linears(model, kind, tp)
     if kind.ffn == "dense":
-        width = model.ffn_hidden_size
-        return _attention_linears(model, tp) + _ffn_linears(model, _need(width, "ffn_hidden_size"), tp)
-    shared = model.shared_expert_ffn_hidden_size
-    return _attention_linears(model, tp) + (_ffn_linears(model, shared, tp) if shared else [])
+        return mixer + _ffn_linears(model, _need(model.ffn_hidden_size, "ffn_hidden_size"), tp)
+    shared = model.shared_expert_ffn_hidden_size if kind.ffn == "moe" else None
+    return mixer + (_ffn_linears(model, shared, tp) if shared else [])
 
 
 def _expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
-    if kind.ffn == "dense":
+    if kind.ffn != "moe":
         return []
     return _ffn_linears(model, _need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
 
@@ -109,15 +122,18 @@ def _norm(model: Model, width: int) -> int:
 def _vectors(model: Model, kind: LayerKind, tp: Count) -> Count:
     """Norms, router, biases and sinks: what is no Transformer Engine weight matrix."""
     hidden = model.hidden_size
-    if model.mla:
-        norms = hidden + (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
-    else:
-        norms = hidden + (2 * model.head_dim if model.qk_layernorm else 0)
-    total: Count = _norm(model, norms + hidden)
+    total: Count = 0 if kind.ffn == "none" else _norm(model, hidden)
+    if kind.mixer in ("gdn", "mamba"):
+        total = total + recurrent_vectors(model, kind.mixer, tp)
+    elif kind.mixer != "none" and model.mla:
+        latents = (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
+        total = total + _norm(model, hidden + latents)
+    elif kind.mixer != "none":
+        total = total + _norm(model, hidden + (2 * model.head_dim if model.qk_layernorm else 0))
     if kind.ffn == "moe":
         total = total + _need(model.num_experts, "num_experts") * hidden
         total = total + (hidden if model.shared_expert_gate else 0)
-    if model.attention_sink:
+    if model.attention_sink and kind.mixer in ("attention", "window_attention"):
         total = total + model.num_attention_heads // tp
     if model.linear_bias:
         linears = _dense_linears(model, kind, tp)
@@ -264,7 +280,12 @@ def mtp_parameters(model: Model) -> int:
 def _multiply_adds(model: Model, kind: LayerKind, seq_len: int) -> float:
     """Multiply-adds of one token in one layer: every weight it meets once, and its share of the core attention."""
     visited = (model.moe_topk or 0) * int(_elements(_expert_linears(model, kind, 1)))
-    context = seq_len / 2
+    if kind.mixer in ("gdn", "mamba"):
+        ffn = LayerKind("none", kind.ffn)
+        return (
+            int(_elements(_dense_linears(model, ffn, 1))) + visited + counted_multiply_adds(model, kind.mixer)
+        )
+    context = seq_len / 2 if kind.mixer != "none" else 0.0
     if kind.mixer == "window_attention":
         window = _need(model.sliding_window, "sliding_window")
         context = window - window * (window - 1) / (2 * seq_len) if window < seq_len else context
@@ -286,7 +307,9 @@ def flops_per_token(model: Model, seq_len: int) -> float:
     Parameters
     ----------
     model
-        The card; each of its MTP layers counts as a layer, a 2h -> h projection and one more output layer.
+        The card; each of its MTP layers counts as a layer, a 2h -> h projection and one more output layer. Where
+        a pattern says the layers, the stack leaves that projection out; among gated delta nets it takes the MTP
+        layers for the next ones of the period.
     seq_len
         Tokens of a sequence; at least 1. A causal token sees half of them on average; in a window of ``w``
         it sees ``w`` less what the first tokens lack, ``w (w - 1) / (2 seq_len)``.
@@ -298,7 +321,16 @@ def flops_per_token(model: Model, seq_len: int) -> float:
         experts, no router, norms or softmax.
     """
     logits = model.vocab_size * model.hidden_size
-    per_kind = {kind: _multiply_adds(model, kind, seq_len) for kind in set(model.layers())}
-    mtp = per_kind[model.mtp_layer()] + 2 * model.hidden_size**2 + logits
-    forward = sum(per_kind[kind] for kind in model.layers()) + logits + model.mtp_num_layers * mtp
-    return 3 * 2.0 * forward
+    kinds = Counter(model.layers())
+    for depth in range(model.mtp_num_layers):
+        kinds[_counted_mtp(model, depth)] += 1
+    layers = sum(count * _multiply_adds(model, kind, seq_len) for kind, count in kinds.items())
+    projection = 0 if model.layer_pattern is not None else 2 * model.hidden_size**2
+    return 3 * 2.0 * (layers + logits + model.mtp_num_layers * (projection + logits))
+
+
+def _counted_mtp(model: Model, depth: int) -> LayerKind:
+    period = model.linear_attention_period
+    if period is not None and (model.num_layers + depth + 1) % period:
+        return LayerKind("gdn", model.mtp_layer().ffn)
+    return model.mtp_layer()

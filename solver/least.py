@@ -88,7 +88,7 @@ def too_large(job: Job, grids: Columns, tables: Sequence[TermTable]) -> Bools:
     least = least_values(tables, kinds, grids.rows)
     static = np.zeros(grids.rows)
     for (row, per), kind in kinds.items():
-        if row == "device_bytes" and per in ("dense", "moe"):
+        if row == "device_bytes" and per in ("attention", "gdn", "mamba", "dense", "moe"):
             static += least[:, kind] * whole[per]
     limit = limits_of(job, tables, grids.rows).device
     return np.asarray(static / grids.array("pp") > limit)

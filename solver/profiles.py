@@ -14,21 +14,39 @@ from mbsolve.constraints.placement import (
     Replay,
     Stage,
     chunks_of,
+    halves_of,
     replayed,
     stage_counts,
     virtual_stages,
 )
 from mbsolve.constraints.schedule import Ints, representative
 from mbsolve.constraints.vocabulary import Split
-from mbsolve.models.card import Model
+from mbsolve.models.card import LayerKind, Model
 from mbsolve.solver.columns import Columns
 from mbsolve.solver.rows import top_rank
 from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Floats
 
 FFNS: Final = ("dense", "moe")
+MIXERS: Final = ("attention", "gdn", "mamba")
 # The rank with the most layers, the mean rank, and the last one, which computes the loss.
 STAGES: Final = 3
+
+
+def groups_of(model: Model) -> tuple[str, ...]:
+    """What is replayed or sent to the host as one in a relaxed shape.
+
+    The layers of each kind of FFN, with their attention; of a hybrid each kind of half on its own, which relaxes
+    that the halves of a layer go together.
+    """
+    if not model.hybrid:
+        return FFNS
+    there = {half for kind in (*model.layers(), model.mtp_layer()) for half in halves_of(kind)}
+    return tuple(half for half in (*MIXERS, *FFNS) if half in there)
+
+
+def _groups_in(model: Model, kind: LayerKind) -> tuple[str, ...]:
+    return halves_of(kind) if model.hybrid else (kind.ffn,)
 
 
 class Profile(NamedTuple):
@@ -37,7 +55,7 @@ class Profile(NamedTuple):
     Parameters
     ----------
     stages : (STAGES, stage counts), nothing replayed.
-    shares : (STAGES, FFNS) the least share of layers replayed for a share replayed on the rank that holds the most
+    shares : (STAGES, groups) the least share of layers replayed for a share replayed on the rank that holds the most
         layers in flight. Block recompute takes the first layers of every virtual stage, so thin stages replay a
         larger share than thick ones. 1 where all stages are alike.
     top : `moments.summit` of that rank.
@@ -66,14 +84,15 @@ def profile(
 def _pipeline(model: Model, pp: int, vpp: int, split: Split, full: int) -> tuple[Floats, Floats]:
     """`Profile.stages` and `Profile.shares`, where rank ``full`` holds the most."""
     stages = virtual_stages(model, pp, vpp, split)
-    firsts = [_firsts(stage) for stage in stages]
+    groups = groups_of(model)
+    firsts = [_firsts(model, stage) for stage in stages]
     sizes = np.array([first[-1] for first in firsts])
-    ranks = sizes.reshape(vpp, pp, len(FFNS)).sum(axis=0)
-    slow = max(range(pp), key=lambda r: (ranks[r, 1], ranks[r].sum(), -r))
+    ranks = sizes.reshape(vpp, pp, len(groups)).sum(axis=0)
+    slow = max(range(pp), key=lambda r: (ranks[r, -1], ranks[r].sum(), -r))
     every = np.array(
         [list(stage_counts(chunks_of(stages, pp, r), pp, Replay()).values()) for r in range(pp)], float
     )
-    shares = np.ones((STAGES, len(FFNS)))
+    shares = np.ones((STAGES, len(groups)))
     some = (slice(slow, None, pp), slice(None), slice(pp - 1, None, pp))
     with np.errstate(invalid="ignore", divide="ignore"):
         for number in range(1, max(len(first) for first in firsts)):
@@ -86,16 +105,18 @@ def _pipeline(model: Model, pp: int, vpp: int, split: Split, full: int) -> tuple
 
 
 @lru_cache(maxsize=4096)
-def _firsts(stage: Stage) -> Ints:
-    """Layers of each of ``FFNS`` among those that block recompute of 0, 1, 2 ... layers takes in a virtual stage."""
+def _firsts(model: Model, stage: Stage) -> Ints:
+    """Layers of each group among those that block recompute of 0, 1, 2 ... layers takes in a virtual stage."""
     layers = [item for item in stage if item.kind is not None]
     most = max((sum(i.what == what for i in layers) for what in ("layer", "mtp")), default=0)
-    out = np.zeros((most + 1, len(FFNS)), np.int64)
+    groups = groups_of(model)
+    out = np.zeros((most + 1, len(groups)), np.int64)
     for number in range(1, most + 1):
         flags = replayed(stage, Replay("block", number))
         for flag, item in zip(flags, layers, strict=True):
             if flag and item.kind is not None:
-                out[number, FFNS.index(item.kind.ffn)] += 1
+                for group in _groups_in(model, item.kind):
+                    out[number, groups.index(group)] += 1
     return out
 
 
@@ -133,13 +154,14 @@ def profiles(
             source.profiles[key] = least
         known = source.profiles[key]
         possible[i] = known is not None
-        found.append(known or _NOTHING)
+        found.append(known or _nothing(job.model))
     fields = (np.array(field)[inverse] for field in zip(*found, strict=True))
     return Profile(*fields), possible[inverse]
 
 
-_NOTHING: Final = Profile(
-    np.zeros((STAGES, len(STAGE_COUNTS))),
-    np.ones((STAGES, len(FFNS))),
-    np.zeros((len(SUMMIT), len(COLUMN)), np.int64),
-)
+def _nothing(model: Model) -> Profile:
+    return Profile(
+        np.zeros((STAGES, len(STAGE_COUNTS))),
+        np.ones((STAGES, len(groups_of(model)))),
+        np.zeros((len(SUMMIT), len(COLUMN)), np.int64),
+    )

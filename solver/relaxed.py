@@ -20,7 +20,7 @@ from mbsolve.constraints.placement import STAGE_COUNTS, Replay
 from mbsolve.constraints.schedule import Ints
 from mbsolve.models.card import Model
 from mbsolve.solver.columns import Columns
-from mbsolve.solver.profiles import FFNS, STAGES, profiles, whole_model
+from mbsolve.solver.profiles import FFNS, STAGES, groups_of, profiles, whole_model
 from mbsolve.solver.rows import STAGE_COLUMN, Rows, no_moments
 from mbsolve.solver.shapes import Shapes
 from mbsolve.solver.tables import Bools, Floats
@@ -68,7 +68,7 @@ def families_of(model: Model, modes: Iterable[Sequence[Any]]) -> list[Family]:
     ----------
     modes : combinations of the mode decisions, in their order in the vocabulary.
     """
-    kinds = sorted({kind.ffn for kind in model.layers()})
+    kinds = groups_of(model) if model.hybrid else sorted({kind.ffn for kind in model.layers()})
     some = [frozenset(c) for n in range(len(kinds) + 1) for c in itertools.combinations(kinds, n)]
     none: frozenset[str] = frozenset()
     ways = {
@@ -126,9 +126,9 @@ def coarse(job: Job, source: Shapes, grids: Columns, family: Family) -> Relaxed:
     whole = whole_model(job.model)
     mean = np.array([whole[n] for n in STAGE_COUNTS]) / shapes.array("pp").astype(float)[:, None]
     mean[:, STAGE_COLUMN["one"]] = 1.0
-    gone, sent = _away(family, way, shapes)
+    gone, sent = _away(job.model, family, way, shapes)
     # How evenly layers are replayed is not known here, unless all of them are.
-    share = np.full((shapes.rows, len(FFNS)), float(family.name == "uniform"))
+    share = np.full((shapes.rows, len(groups_of(job.model))), float(family.name == "uniform"))
     rows = Rows(
         _stages(job, mean, gone, sent, share)[:, None],
         np.ones((shapes.rows, 1), np.int64),
@@ -137,11 +137,13 @@ def coarse(job: Job, source: Shapes, grids: Columns, family: Family) -> Relaxed:
     return Relaxed(shapes, rows, _deepest(source, shapes), np.ones(grids.rows, bool))
 
 
-def _away(family: Family, way: Ints, shapes: Columns) -> tuple[dict[str, Bools], dict[str, Bools]]:
-    """For each kind of layer, the shapes that replay it, and those that send it to the host."""
-    single = shapes.array("pp") == 1
-    gone = {f: np.array([f in w.replayed for w in family.ways])[way] for f in FFNS}
-    sent = {f: np.array([f in w.sent for w in family.ways])[way] & single for f in FFNS}
+def _away(
+    model: Model, family: Family, way: Ints, shapes: Columns
+) -> tuple[dict[str, Bools], dict[str, Bools]]:
+    """For each group of layers, the shapes that replay it, and those that send it to the host."""
+    single, groups = shapes.array("pp") == 1, groups_of(model)
+    gone = {g: np.array([g in w.replayed for w in family.ways])[way] for g in groups}
+    sent = {g: np.array([g in w.sent for w in family.ways])[way] & single for g in groups}
     return gone, sent
 
 
@@ -156,7 +158,7 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
     way = np.tile(np.arange(len(ways)), nodes.rows)
     shapes = nodes.take(np.repeat(np.arange(nodes.rows), len(ways)))
     n = shapes.rows
-    gone, sent = _away(family, way, shapes)
+    gone, sent = _away(job.model, family, way, shapes)
     unit = max(1, next((n for n in source.demands.domains["recompute_num_layers"] if n), 1))
     # With one way there is nothing to mix: every layer is kept, or every layer is replayed.
     replay = Replay("uniform", unit) if family.name == "uniform" else Replay()
@@ -173,7 +175,7 @@ def relaxed(job: Job, source: Shapes, nodes: Columns, family: Family) -> Relaxed
         ),
         # The bubble is the mean rank's.
         np.tile([0, 1, 0], (n, 1)),
-        _moments(job, top, gone, sent, unit) if len(ways) > 1 else top,
+        top if len(ways) == 1 else _mixed_moments(job.model, top, gone, sent, unit),
     )
     vpp = shapes.array("vpp") if "vpp" in nodes.codes else _deepest(source, shapes)
     return Relaxed(shapes, rows, vpp, possible)
@@ -185,6 +187,11 @@ def _stages(
     """Stage counts of a stage, in fractions: ``counts`` of which some layers are replayed or sent."""
     out = counts.copy()
     column = STAGE_COLUMN
+    if job.model.hybrid:
+        for j, half in enumerate(groups_of(job.model)):
+            out[:, column[f"replayed_{half}"]] = counts[:, column[half]] * gone[half] * share[:, j]
+            out[:, column[f"offloaded_{half}"]] = counts[:, column[half]] * sent[half]
+        return out
     mixers = {kind.mixer for kind in job.model.layers()}
     for j, ffn in enumerate(FFNS):
         again = counts[:, column[ffn]] * gone[ffn] * share[:, j]
@@ -198,7 +205,34 @@ def _stages(
     return out
 
 
-def _moments(job: Job, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int) -> Ints:
+def _mixed_moments(
+    model: Model, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int
+) -> Ints:
+    """The moments of each way of a mixture."""
+    return (_hybrid_moments if model.hybrid else _moments)(model, top, gone, sent, unit)
+
+
+def _hybrid_moments(
+    model: Model, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int
+) -> Ints:
+    """Of a hybrid: what is held at the end of the fullest forward, without a transient, which any mode holds.
+
+    A layer is one unit however many halves it has, so a mixer counts as one only where no layer has it before an
+    FFN.
+    """
+    out = np.zeros((len(top), len(SUMMIT) + 2, len(COLUMN)), np.int64)
+    out[:, :, : len(STAGE_COUNTS)] = top[:, :1, : len(STAGE_COUNTS)]
+    kinds = (*model.layers(), model.mtp_layer())
+    both = {kind.mixer for kind in kinds if kind.ffn != "none"}
+    for half in groups_of(model):
+        held = top[:, 0, COLUMN[f"live_{half}"]]
+        out[:, :, COLUMN[f"live_{half}"]] = np.where(gone[half] | sent[half], 0, held)[:, None]
+        if half not in both:
+            out[:, :, COLUMN["live_unit"]] += np.where(gone[half], held // unit, 0)[:, None]
+    return out
+
+
+def _moments(model: Model, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools], unit: int) -> Ints:
     """The moments of each way of a mixture; where all layers are kept those are the rows of ``top``.
 
     No mode holds less than the mixture of its ways at any of them. So the fullest forward and backward count a
@@ -210,7 +244,7 @@ def _moments(job: Job, top: Ints, gone: dict[str, Bools], sent: dict[str, Bools]
     # After a layer's MLP is done with, one layer less is held, whatever the mixture: no row that mixes.
     out[:, SUMMIT.index("backward of attention")] = top[:, 0]
     out[:, len(SUMMIT) :, : len(STAGE_COUNTS)] = top[:, :1, : len(STAGE_COUNTS)]
-    last = job.model.layers()[-1].ffn
+    last = model.layers()[-1].ffn
     held = {ffn: top[:, 0, COLUMN[f"live_{ffn}"]] for ffn in FFNS}
     away = {ffn: gone[ffn] | sent[ffn] for ffn in FFNS}
     none = np.zeros(len(top), np.int64)

@@ -38,8 +38,18 @@ def _dummy(model: Model, part: str, tp: int, etp: int) -> float:
     """Bytes of the distinct weight shapes of one part.
 
     ``attention`` counts the shapes that dense and MoE layers share, so any mix of layers is exact. An output
-    layer of the shape of another weight is counted twice: more than there is.
+    layer of the shape of another weight is counted twice, and in hybrids halves of the same shape are: more than
+    there is.
     """
+    if part in ("gdn", "mamba") and all(kind.mixer != part for kind in model.layers()):
+        return 0.0
+    if model.hybrid and part in ("dense", "moe") and _layer_kind(model, part) is None:
+        return 0.0
+    if model.hybrid and part in ("attention", "gdn", "mamba", "dense", "moe"):
+        half = LayerKind("none", part) if part in ("dense", "moe") else LayerKind(part, "none")  # type: ignore[arg-type]
+        return float(
+            BF16 * sum(rows * columns for rows, columns in layer_weight_shapes(model, half, tp, etp))
+        )
     kinds = [k for k in (_layer_kind(model, "dense"), _layer_kind(model, "moe")) if k is not None]
     shapes = [set(layer_weight_shapes(model, k, tp, etp)) for k in kinds]
     attention = set(layer_weight_shapes(model, kinds[0], tp, etp)[: 5 if model.mla else 2])
@@ -76,7 +86,7 @@ def _dummies(part: str) -> Term:
     return Term(fn=fn, source=DUMMY, name=f"dummy_gradients.{part}", row="device_bytes", per=f"has_{part}")
 
 
-DUMMIES = tuple(_dummies(part) for part in ("attention", "dense", "moe", "mtp", "head"))
+DUMMIES = tuple(_dummies(part) for part in ("attention", "gdn", "mamba", "dense", "moe", "mtp", "head"))
 
 
 # ---- buffers ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from mbsolve.constraints.memory.host import HOST_TERMS
 from mbsolve.constraints.memory.resident import RESIDENT_TERMS
 from mbsolve.constraints.memory.tensors import SAVED_TERMS
 from mbsolve.constraints.memory.transients import TRANSIENT_TERMS
+from mbsolve.constraints.memory.transients_recurrent import RECURRENT_TRANSIENTS
 from mbsolve.constraints.rule import Term
 
 MEMORY_TERMS: tuple[Term, ...] = (
@@ -16,6 +17,7 @@ MEMORY_TERMS: tuple[Term, ...] = (
     *BUFFER_TERMS,
     *SAVED_TERMS,
     *TRANSIENT_TERMS,
+    *RECURRENT_TRANSIENTS,
     *GRAPH_TERMS,
     *HOST_TERMS,
     *DEVICE_TERMS,

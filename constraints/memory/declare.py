@@ -16,7 +16,7 @@ from mbsolve.constraints.rule import FACTS, Row, Source, Term
 from mbsolve.models.card import Model
 
 Bytes = Callable[..., Any]
-Half = Literal["attention", "dense", "moe", "unit", "mtp", "head", "logits"]
+Half = Literal["attention", "gdn", "mamba", "dense", "moe", "unit", "mtp", "head", "logits"]
 
 
 @lru_cache(maxsize=1024)

@@ -39,6 +39,40 @@ def attention_static(
     return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_attn)
 
 
+@term("graph_static.gdn", row="device_bytes", per="live_gdn", source=_STATIC)
+def gdn_static(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_attn: Value,
+) -> Value:
+    """Static input and output of a captured gated delta net, which scope attn captures."""
+    if model.linear_attention_period is None:
+        return 0.0
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_attn)
+
+
+@term("graph_static.mamba", row="device_bytes", per="live_mamba", source=_STATIC)
+def mamba_static(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_mamba: Value,
+) -> Value:
+    """Static input and output of a captured Mamba-2 layer."""
+    if model.mamba_num_heads is None:
+        return 0.0
+    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mamba)
+
+
 @term("graph_static.dense", row="device_bytes", per="live_dense", source=_STATIC)
 def dense_static(
     job: Job,
@@ -94,4 +128,12 @@ def deepep(ep: Value, dispatcher: Value) -> Value:
     return constant("deepep_buffer") * ((np.asarray(dispatcher) == "deepep") & (np.asarray(ep) > 1))
 
 
-GRAPH_TERMS: tuple[Term, ...] = (attention_static, dense_static, moe_static, hybridep, deepep)
+GRAPH_TERMS: tuple[Term, ...] = (
+    attention_static,
+    gdn_static,
+    mamba_static,
+    dense_static,
+    moe_static,
+    hybridep,
+    deepep,
+)

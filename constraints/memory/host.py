@@ -14,6 +14,7 @@ from mbsolve.constraints.memory.sizes import Value
 from mbsolve.constraints.memory.tensors import (
     whole_attention_bytes,
     whole_dense_bytes,
+    whole_gdn_bytes,
     whole_moe_bytes,
 )
 from mbsolve.constraints.rule import Source, Term
@@ -41,6 +42,7 @@ HOST_TERMS: tuple[Term, ...] = (
         "optimizer_offload_fraction",
     ),
     _layer("attention", whole_attention_bytes),
+    _layer("gdn", whole_gdn_bytes),
     _layer("dense", whole_dense_bytes),
     _layer("moe", whole_moe_bytes),
 )

@@ -22,6 +22,7 @@ BACKENDS = Source(
     "transformer_engine/pytorch/attention/dot_product_attention/backends.py; "
     "H200 one-rank training step, 2026-11-30",
 )
+GATE = Source(_LM, "megatron/core/transformer/attention.py, derived from the module, not measured")
 NORM_LINEAR = Source(
     _TE, "transformer_engine/pytorch/module/layernorm_linear.py; H200 one-rank training step, 2026-11-30"
 )
@@ -170,6 +171,12 @@ def output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     return sizes.attention_output(job, model, mbs, cp, tp) * (1.0 + twice)
 
 
+@saved("output_gate", "attention", source=GATE)
+def output_gate(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Output gate, and the gated output that the projection then takes."""
+    return 2 * sizes.attention_output(job, model, mbs, cp, tp) * float(model.attention_output_gate)
+
+
 @saved(
     "softmax_statistics",
     "attention",
@@ -203,6 +210,7 @@ ATTENTION_TENSORS = (
     key,
     value,
     output,
+    output_gate,
     softmax_statistics,
     norm_statistics,
 )

@@ -18,6 +18,7 @@ from mbsolve.models.counts import (
     layer_parameters,
     mtp_extra_parameters,
 )
+from mbsolve.models.kinds import Mixer
 
 
 class Parameters(NamedTuple):
@@ -73,16 +74,31 @@ class Block:
         return dense + np.asarray(found.expert, float) / values["edp"]
 
 
+# Elsewhere every layer has attention, whose parameters come with the FFN behind it.
+def _behind(model: Model) -> Mixer:
+    return "none" if model.hybrid else "attention"
+
+
 def _dense(model: Model, tp: Value) -> Parameters:
-    if all(kind.ffn == "moe" for kind in model.layers()):
+    if all(kind.ffn != "dense" for kind in (*model.layers(), model.mtp_layer())):
         return Parameters(0, 0, 0)
-    return Parameters(*layer_parameters(model, LayerKind("attention", "dense"), tp))
+    return Parameters(*layer_parameters(model, LayerKind(_behind(model), "dense"), tp))
 
 
 def _moe(model: Model, tp: Value, ep: Value, etp: Value) -> Parameters:
     if not model.is_moe:
         return Parameters(0, 0, 0)
-    return Parameters(*layer_parameters(model, LayerKind("attention", "moe"), tp, ep, etp))
+    return Parameters(*layer_parameters(model, LayerKind(_behind(model), "moe"), tp, ep, etp))
+
+
+def _mixer(mixer: Mixer) -> Callable[..., Parameters]:
+    def count(model: Model, tp: Value) -> Parameters:
+        kinds = (*model.layers(), model.mtp_layer())
+        if not model.hybrid or all(kind.mixer != mixer for kind in kinds):
+            return Parameters(0, 0, 0)
+        return Parameters(*layer_parameters(model, LayerKind(mixer, "none"), tp))
+
+    return count
 
 
 def _mtp(model: Model, tp: Value) -> Parameters:
@@ -102,6 +118,9 @@ def _head(model: Model, tp: Value, pp: Value) -> Parameters:
 
 
 BLOCKS: tuple[Block, ...] = (
+    Block("attention_layers", "attention", _mixer("attention")),
+    Block("gdn_layers", "gdn", _mixer("gdn")),
+    Block("mamba_layers", "mamba", _mixer("mamba")),
     Block("dense_layers", "dense", _dense),
     Block("moe_layers", "moe", _moe, ("dp", "cp", "edp")),
     Block("mtp", "mtp", _mtp),

@@ -12,6 +12,7 @@ from mbsolve.constraints.memory.declare import Bytes, Half, SavedTensor, compose
 from mbsolve.constraints.memory.saved_attention import ATTENTION_TENSORS
 from mbsolve.constraints.memory.saved_dense import DENSE_TENSORS
 from mbsolve.constraints.memory.saved_moe import MOE_TENSORS
+from mbsolve.constraints.memory.saved_recurrent import GDN_TENSORS, MAMBA_TENSORS
 from mbsolve.constraints.memory.sizes import Value, either, flag
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.constraints.vocabulary import OFFLOAD_MODULES
@@ -52,6 +53,8 @@ def logits(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
 
 TENSORS: dict[Half, tuple[SavedTensor, ...]] = {
     "attention": ATTENTION_TENSORS,
+    "gdn": GDN_TENSORS,
+    "mamba": MAMBA_TENSORS,
     "dense": DENSE_TENSORS,
     "moe": MOE_TENSORS,
     "unit": (unit_input,),
@@ -72,6 +75,7 @@ def _sum(half: Half, text: str) -> Bytes:
 
 
 whole_attention_bytes = _sum("attention", "Bytes that an attention half saves, nothing recomputed.")
+whole_gdn_bytes = _sum("gdn", "Bytes that a gated delta net saves, nothing recomputed.")
 whole_dense_bytes = _sum("dense", "Bytes that a dense FFN half saves, nothing recomputed.")
 whole_moe_bytes = _sum("moe", "Bytes that an MoE half saves, nothing recomputed.")
 

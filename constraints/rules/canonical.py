@@ -176,13 +176,13 @@ def scopes_mean_layer_graphs(cuda_graph_impl: str, each: bool) -> bool:
 def layer_graphs_mean_scopes(
     cuda_graph_impl: str,
     graph_attn: bool,
+    graph_mamba: bool,
     graph_mlp: bool,
-    graph_moe: bool,
     graph_moe_router: bool,
     graph_moe_preprocess: bool,
 ) -> bool:
-    """Per-layer graphs have a scope."""
-    scopes = (graph_attn, graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
+    """Per-layer graphs have a scope; ``moe`` is refused anyway."""
+    scopes = (graph_attn, graph_mamba, graph_mlp, graph_moe_router, graph_moe_preprocess)
     return cuda_graph_impl not in PER_LAYER_GRAPHS or any(scopes)
 
 

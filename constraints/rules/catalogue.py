@@ -11,6 +11,7 @@ from mbsolve.constraints.rules import (
     context,
     dispatcher,
     graphs,
+    hybrid,
     layout,
     offload,
     optimizer,
@@ -31,6 +32,12 @@ OURS = {
     "tp-divides-ffn": "asserted by each linear layer, not by a validator",
     "etp-divides-expert-ffn": "asserted by the grouped linear layer, not by a validator",
     "optimizer-offload-needs-distopt": "said in the documentation, not validated",
+    "mamba-heads-tp-cp": "asserted by the mixer, not by a validator",
+    "hybrid-vpp-bridge": "asserted when the model is built",
+    "hybrid-vpp-needs-layout": "raised when the stack picks the layers of a stage",
+    "hybrid-mtp-last": "the hybrid model builds MTP with the loss only, in silence",
+    "hybrid-no-ep-overlap": "fails when the schedule asks the model for its plan",
+    "hybrid-no-layer-offload": "accepted in silence, without effect",
     "cg-full-iteration-moe-sync": "fails while the graph is captured, not in a validator",
 }
 """Ids that no upstream validator has, with the reason to have them."""
@@ -70,6 +77,14 @@ RULES: tuple[Rule, ...] = (
     layout.mtp_follows_layers,
     layout.mtp_is_in_the_last_chunk,
     layout.layout_stands_alone,
+    # hybrid models
+    hybrid.delta_net_heads_split,
+    hybrid.mamba_heads_split,
+    hybrid.bridge_does_not_interleave_patterns,
+    hybrid.pattern_stages_are_marked,
+    hybrid.pattern_keeps_mtp_last,
+    hybrid.patterns_do_not_overlap,
+    hybrid.patterns_do_not_offload_layers,
     # batch and sequence
     batch.batches_are_positive,
     batch.batch_splits,
@@ -134,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     # CUDA graphs
     graphs.implementation_is_known,
     graphs.bridge_has_no_local_graphs,
-    graphs.full_graphs_have_no_scope,
+    *graphs.full_graphs_have_no_scope,
     graphs.full_graphs_are_for_dense_models,
     graphs.experts_or_router,
     graphs.preprocess_follows_router,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import rule
-from mbsolve.constraints.rules.upstream import BRIDGE_TARGETS, CONFIG, bridge, megatron
+from mbsolve.constraints.rules.upstream import BRIDGE_TARGETS, CONFIG, bridge, for_each, megatron
 from mbsolve.constraints.rules.useful import has_dense_layers, has_shared_experts
-from mbsolve.constraints.vocabulary import GRAPH_IMPLS
+from mbsolve.constraints.vocabulary import GRAPH_IMPLS, GRAPH_SCOPES
 from mbsolve.models.card import Model
 
 
@@ -35,22 +35,15 @@ def bridge_has_no_local_graphs(cuda_graph_impl: str) -> bool:
     return cuda_graph_impl != "local"
 
 
+@for_each(f"graph_{scope}" for scope in GRAPH_SCOPES)
 @rule(
     "cg-full-iteration-no-modules",
-    because="{cuda_graph_impl} graphs capture everything and take no scope",
+    because="{cuda_graph_impl} graphs capture everything and take no scope, not even {each}",
     source=megatron(f"{CONFIG}:2796"),
 )
-def full_graphs_have_no_scope(
-    cuda_graph_impl: str,
-    graph_attn: bool,
-    graph_mlp: bool,
-    graph_moe: bool,
-    graph_moe_router: bool,
-    graph_moe_preprocess: bool,
-) -> bool:
+def full_graphs_have_no_scope(cuda_graph_impl: str, each: bool) -> bool:
     """Full-iteration graphs take no scope."""
-    scopes = (graph_attn, graph_mlp, graph_moe, graph_moe_router, graph_moe_preprocess)
-    return cuda_graph_impl != "full_iteration" or not any(scopes)
+    return cuda_graph_impl != "full_iteration" or not each
 
 
 @rule(

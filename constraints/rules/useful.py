@@ -54,6 +54,7 @@ def useful_graph_scopes(model: Model) -> tuple[str, ...]:
     """
     useful = {
         "attn": True,
+        "mamba": any(kind.mixer == "mamba" for kind in model.layers()),
         "mlp": has_dense_layers(model),
         "moe_router": model.is_moe,
         "moe_preprocess": model.is_moe,

@@ -58,7 +58,8 @@ def _projections(
     every, own = tokens(job, cp, mbs), sharded_tokens(job, tp, cp, mbs, sequence_parallel)
     hidden, heads = model.hidden_size, model.num_attention_heads
     if not model.mla:
-        out = (heads + 2 * model.num_query_groups) * model.head_dim / tp
+        queries = 2 * heads if model.attention_output_gate else heads
+        out = (queries + 2 * model.num_query_groups) * model.head_dim / tp
         return [(every, out, hidden), (every, hidden, heads * model.head_dim / tp)]
     latent, nope, rope, value = latent_widths(model)
     query = (

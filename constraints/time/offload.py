@@ -11,6 +11,7 @@ from mbsolve.constraints.memory.tensors import (
     offloaded_bytes_moe,
     whole_attention_bytes,
     whole_dense_bytes,
+    whole_gdn_bytes,
     whole_moe_bytes,
 )
 from mbsolve.constraints.rule import Row, Source, Term
@@ -43,6 +44,7 @@ OFFLOAD_TERMS: Final[tuple[Term, ...]] = (
     *_transfer("offload.dense", "dense", offloaded_bytes_dense, _PARTS),
     *_transfer("offload.moe", "moe", offloaded_bytes_moe, _PARTS),
     *_transfer("offload.attention.whole", "offloaded_attention", whole_attention_bytes, _LAYERS),
+    *_transfer("offload.gdn.whole", "offloaded_gdn", whole_gdn_bytes, _LAYERS),
     *_transfer("offload.dense.whole", "offloaded_dense", whole_dense_bytes, _LAYERS),
     *_transfer("offload.moe.whole", "offloaded_moe", whole_moe_bytes, _LAYERS),
 )

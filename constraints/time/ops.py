@@ -19,11 +19,11 @@ from mbsolve.constraints.rule import Row, Source, Term
 from mbsolve.constraints.time.rates import FIT, RECOMPUTE_AB, Pass
 from mbsolve.hardware.card import Machine
 
-Block = Literal["attention", "window_attention", "dense", "moe", "logits", "mtp"]
-Kind = Literal["gemm", "attention", "elementwise", "quantise", "tp", "cp", "ep", "host"]
+Block = Literal["attention", "window_attention", "gdn", "mamba", "dense", "moe", "logits", "mtp"]
+Kind = Literal["gemm", "attention", "scan", "elementwise", "quantise", "tp", "cp", "ep", "host"]
 Values = Mapping[str, Any]
 
-REPLAYED: tuple[Block, ...] = ("attention", "window_attention", "dense", "moe")
+REPLAYED: tuple[Block, ...] = ("attention", "window_attention", "gdn", "mamba", "dense", "moe")
 """Blocks that full recompute can run again."""
 
 

@@ -12,6 +12,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.environment import environment
 from mbsolve.emit.files import OutputError, ensure_writable, write_all
+from mbsolve.emit.hybrid import marked_pattern
 from mbsolve.emit.jobwriter import job_file
 from mbsolve.solver.outcome import Outcome
 
@@ -119,6 +120,10 @@ def _parallelism(job: Job, plan: Plan) -> dict[str, Value]:
         "account_for_loss_in_pipeline_split": False,
         "cp_comm_type": job.settings.cp_comm_type,
     }
+    if job.model.layer_pattern is not None:
+        # Hybrids take their stages in the pattern; a layout of the transformer would be for nothing.
+        marked = marked_pattern(job.model.layer_pattern, plan.pipeline_layout)
+        out |= {"hybrid_layer_pattern": f'"{marked}"', "pipeline_model_parallel_layout": None}
     if job.settings.cp_comm_type == "a2a+p2p":
         inner = gcd(plan.cp, max(1, job.gpus_per_node // plan.tp))
         out["hierarchical_context_parallel_sizes"] = (str(inner), str(plan.cp // inner))

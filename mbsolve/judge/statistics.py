@@ -114,12 +114,17 @@ def summary(rows: Sequence[RowResult]) -> tuple[ErrorGroup, ...]:
         (
             "step time, tuned runs, knobs recorded, dense",
             "time",
-            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and not r.moe,
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and not r.moe and r.family != "hybrid",
         ),
         (
             "step time, tuned runs, knobs recorded, MoE",
             "time",
-            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and bool(r.moe),
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and bool(r.moe) and r.family != "hybrid",
+        ),
+        (
+            "step time, tuned runs, knobs recorded, hybrid",
+            "time",
+            lambda r: r.tier in TUNED and bool(r.knobs_recorded) and r.family == "hybrid",
         ),
         (
             "step time, tuned runs, knobs not recorded",

@@ -240,8 +240,10 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
 
 
 def family(case: Case) -> str:
-    """Dense, MoE, or MoE with latent attention."""
+    """Dense, MoE, MoE with latent attention, or hybrid."""
     model = case.job.model
+    if model.hybrid:
+        return "hybrid"
     if not model.is_moe:
         return "dense"
     return "MLA MoE" if model.mla else "MoE"

@@ -17,6 +17,10 @@ from mbsolve.models.card import Model, load_model
 
 DSV3 = load_model("dsv3").model_copy(update={"num_layers": 13})
 LLAMA = load_model("llama3-8b").model_copy(update={"num_layers": 12})
+NANO = load_model("nemotron-3.5-lightning").model_copy(
+    update={"num_layers": 12, "layer_pattern": "MEMEM*EMEMEM/*E", "mtp_num_layers": 1}
+)
+NEXT = load_model("qwen3-next-80b").model_copy(update={"num_layers": 12})
 
 
 Weights = NDArray[np.float64]
@@ -82,7 +86,7 @@ def slow_peak(
 
 
 CASES = st.tuples(
-    st.sampled_from([DSV3, LLAMA]),
+    st.sampled_from([DSV3, LLAMA, NANO, NEXT]),
     st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (2, 3), (4, 3)]),
     st.integers(1, 6),
     st.sampled_from(
@@ -135,3 +139,10 @@ def test_in_flight_of_interleaved_schedule_is_the_published_count() -> None:
             held += 1 if forward else -1
             most = max(most, held)
         assert most == 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
+
+
+def test_a_stage_without_layers_holds_what_it_is_handed() -> None:
+    # Published layouts of Llama-3.1 405B leave a virtual stage empty.
+    stages = virtual_stages(LLAMA, 2, 2, Split(layout="Et*6||t*3|t*3L"))
+    found = rank_moments(chunks_of(stages, 2, 1), 2, 1, 8, Replay(), False)
+    assert len(found.counts) == len(found.labels) > 1

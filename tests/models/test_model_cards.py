@@ -31,8 +31,10 @@ def refusal(raw: dict[str, object]) -> str:
 
 SHIPPED = """
 deepseek-v2 dsv3 glm-4.5-air gpt-1t gpt-22b gpt-oss-120b gpt-oss-20b gpt3-175b kimi-k2 llama2-13b llama2-70b llama2-7b
-llama3-70b llama3-8b llama3.1-405b mixtral-8x22b mixtral-8x7b moonlight-16b mt-nlg-530b nemotron4-15b nemotron4-340b
-qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen2.5-7b qwen3-14b qwen3-235b-a22b qwen3-30b-a3b qwen3-8b
+llama3-70b llama3-8b llama3.1-405b mixtral-8x22b mixtral-8x7b moonlight-16b mt-nlg-530b nemotron-3-nano nemotron-3-nano-4b
+nemotron-3.5-lightning nemotron-h-56b nemotron4-15b nemotron4-340b
+qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen2.5-7b qwen3-14b qwen3-235b-a22b qwen3-30b-a3b qwen3-8b qwen3-next-80b
+qwen3.5-35b-a3b
 """
 
 
@@ -54,7 +56,10 @@ def test_every_field_has_a_source(name: str) -> None:
 def test_the_total_is_the_published_one(name: str) -> None:
     model = load_model(name)
     assert model.published_params is not None
-    assert total_parameters(model) == pytest.approx(model.published_params, rel=0.005)
+    # A total of two digits says no more than half of its last one.
+    digits = str(int(model.published_params)).rstrip("0")
+    within = 0.005 if len(digits) > 2 else max(0.005, 0.5 / int(digits.ljust(2, "0")))
+    assert total_parameters(model) == pytest.approx(model.published_params, rel=within)
 
 
 def test_no_two_cards_share_a_name() -> None:

@@ -63,6 +63,7 @@ GROUPS: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "graphs": {
         "cuda_graph_impl": None,
         "graph_attn": None,
+        "graph_mamba": None,
         "graph_mlp": None,
         "graph_moe_router": None,
         "graph_moe_preprocess": None,
@@ -114,6 +115,37 @@ def latent(layers: int, number: int = 8, mtp: int = 1) -> Model:
         "num_query_groups": 16,
     }
     return load_model("dsv3").model_copy(update=update)
+
+
+PATTERNS = {4: "ME*E", 5: "MEM*-", 6: "M-ME*E"}
+
+
+def mamba(layers: int, number: int = 8, mtp: int = 0) -> Model:
+    """A shallow Mamba hybrid with attention, experts and, from five layers, a dense FFN."""
+    update = {
+        "num_layers": layers,
+        "layer_pattern": PATTERNS[layers] + "/*E" * mtp,
+        "mtp_num_layers": mtp,
+        "ffn_hidden_size": 4096 if "-" in PATTERNS[layers] else None,
+        "num_experts": number,
+        "moe_topk": 2,
+        "vocab_size": 32000,
+    }
+    return load_model("nemotron-3-nano").model_copy(update=update)
+
+
+def delta(layers: int, number: int = 8, mtp: int = 0) -> Model:
+    """A shallow model of gated delta nets with full attention in every second or third layer, and experts."""
+    update = {
+        "num_layers": layers,
+        "linear_attention_period": 3 if layers % 3 == 0 else 2,
+        "num_experts": number,
+        "moe_topk": 2,
+        "moe_ffn_hidden_size": 1024,
+        "mtp_num_layers": mtp,
+        "vocab_size": 32000,
+    }
+    return load_model("qwen3-next-80b").model_copy(update=update)
 
 
 def machine_with(machine: Machine, **update: Any) -> Machine:
@@ -185,14 +217,21 @@ def thinned(job: Job, demands: Demands, most: int = LEGAL) -> Space:
         dom[name] = dom[name][:-1] if len(dom[name]) % 2 else dom[name][1:]
 
 
-def random_job(random: Random) -> Job:
+PLAIN_FAMILIES = ("dense", "experts", "latent")
+HYBRIDS = ("mamba", "delta")
+
+
+def random_job(random: Random, families: Sequence[str] = PLAIN_FAMILIES) -> Job:
     """A job of a few GPUs on an H100 or B200 whose memory holds anything."""
     layers = random.randint(4, 6)
-    family = random.choice(("dense", "experts", "latent"))
+    family = random.choice(families)
     if family == "dense":
         model = dense(layers)
     elif family == "experts":
         model = experts(layers, random.choice((4, 8)))
+    elif family in HYBRIDS:
+        make = mamba if family == "mamba" else delta
+        model = make(layers, random.choice((4, 8)), random.choice((0, 1)))
     else:
         model = latent(layers, random.choice((4, 8)), random.choice((0, 1)))
     machine = load_machine(random.choice(("h100", "b200")))
@@ -220,9 +259,9 @@ def random_job(random: Random) -> Job:
     return ample(job)
 
 
-def random_space(random: Random, most: int = LEGAL) -> Space:
+def random_space(random: Random, most: int = LEGAL, families: Sequence[str] = PLAIN_FAMILIES) -> Space:
     """A small job with a few open decisions, and all of its legal plans."""
-    job = random_job(random)
+    job = random_job(random, families)
     dom = opened(job, base_domains(job), random.sample(sorted(GROUPS), random.choice((1, 2, 2, 3))))
     for name in ("tp", "cp", "pp", "ep", "etp", "mbs"):
         values = domains(job)[name]

@@ -22,7 +22,7 @@ from mbsolve.solver.search import Objective, hard_rules
 from mbsolve.solver.shapes import GRID, LAYOUT, MODES
 from mbsolve.solver.tie import KEY_FEATURES, key_value
 from tests.solver.oracle import Entry
-from tests.solver.small_jobs import PHASES, random_budget, random_space
+from tests.solver.small_jobs import HYBRIDS, PHASES, PLAIN_FAMILIES, random_budget, random_space
 
 SLACK = 1 + 1e-9
 # A target above everything, in seconds or bytes.
@@ -60,10 +60,13 @@ def pairs(pool: Pool, found: Sequence[Entry], names: Sequence[str], objective: O
     ]
 
 
-def check_pool(objective: Objective, seed: int) -> None:
+BOTH = pytest.mark.parametrize("families", [PLAIN_FAMILIES, HYBRIDS], ids=["plain", "hybrid"])
+
+
+def check_pool(objective: Objective, seed: int, families: Sequence[str] = PLAIN_FAMILIES) -> None:
     """Check grids family by family, and shapes after a glance, the dual and the enumeration."""
     random = Random(seed)
-    space = random_space(random)
+    space = random_space(random, families=families)
     job = random_budget(random, space)
     fitting = [e for e in space.found if e.fits(job)]
     best = optima(fitting, SHAPE, objective)
@@ -109,13 +112,16 @@ def check_pool(objective: Objective, seed: int) -> None:
             assert key in seen or optimum >= target, f"{key} with {optimum} was left out under {target}"
 
 
+@BOTH
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @settings(deadline=None, max_examples=4, derandomize=True, phases=PHASES)
 @given(seed=st.integers(0, 2**31))
-def test_no_layout_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
+def test_no_layout_bound_exceeds_an_optimum(
+    objective: Objective, families: tuple[str, ...], seed: int
+) -> None:
     """Layouts are bounded before their modes are known."""
     random = Random(seed)
-    space = random_space(random)
+    space = random_space(random, families=families)
     job = random_budget(random, space)
     fitting = [e for e in space.found if e.fits(job)]
     pool = Pool(job, space.demands, hard_rules(job), objective)
@@ -167,12 +173,13 @@ def test_raising_the_target_keeps_bounds_valid(seed: int) -> None:
                 check(chunk.bound[i], target, best[tuple(row[n] for n in SHAPE)], row)
 
 
+@BOTH
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @settings(deadline=None, max_examples=4, derandomize=True, phases=PHASES)
 @given(seed=st.integers(0, 2**31))
-def test_no_bound_exceeds_an_optimum(objective: Objective, seed: int) -> None:
+def test_no_bound_exceeds_an_optimum(objective: Objective, families: tuple[str, ...], seed: int) -> None:
     """Every bound on the way to a shape is at most the best plan behind it."""
-    check_pool(objective, seed)
+    check_pool(objective, seed, families)
 
 
 def test_relaxed_grids_hold_block_recompute() -> None:

@@ -16,7 +16,7 @@ from mbsolve.solver import grids, pool, search
 from mbsolve.solver.search import Objective
 from mbsolve.solver.tie import key_of
 from tests.solver.oracle import best_of, searched
-from tests.solver.small_jobs import PHASES, random_budget, random_space
+from tests.solver.small_jobs import HYBRIDS, PHASES, PLAIN_FAMILIES, random_budget, random_space
 
 TOP = 3
 
@@ -43,6 +43,7 @@ def pace(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.parametrize("families", [PLAIN_FAMILIES, HYBRIDS], ids=["plain", "hybrid"])
 @pytest.mark.parametrize(
     ("pace", "objective"),
     [
@@ -61,10 +62,12 @@ def pace(request: pytest.FixtureRequest) -> Iterator[str]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**31))
-def test_same_answers_as_enumeration(objective: Objective, pace: str, seed: int) -> None:
+def test_same_answers_as_enumeration(
+    objective: Objective, pace: str, families: tuple[str, ...], seed: int
+) -> None:
     """On a small space under any budget the solver names exactly the plans that enumeration names."""
     random = Random(seed)
-    space = random_space(random, most=250)
+    space = random_space(random, most=250, families=families)
     for _ in range(2):
         job = random_budget(random, space)
         note(f"{len(space.found)} legal plans, free: {space.free()}")

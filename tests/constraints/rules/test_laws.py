@@ -40,9 +40,18 @@ JOBS: dict[str, dict[str, Any]] = {
     "dsv3-4k": {"model": "dsv3", "machine": "h100", "gpus": 1024, "seq_len": 4096, "gbs": 8192},
     "qwen": {"model": "qwen3-30b-a3b", "machine": "h100", "gpus": 16, "seq_len": 4096, "gbs": 64},
     "llama": {"model": "llama3-70b", "machine": "h100", "gpus": 64, "seq_len": 8192, "gbs": 64},
+    "nano": {"model": "nemotron-3-nano", "machine": "h100", "gpus": 16, "seq_len": 8192, "gbs": 64},
+    "lightning": {
+        "model": "nemotron-3.5-lightning",
+        "machine": "h100",
+        "gpus": 16,
+        "seq_len": 8192,
+        "gbs": 64,
+    },
+    "qwen-next": {"model": "qwen3-next-80b", "machine": "h100", "gpus": 64, "seq_len": 8192, "gbs": 64},
     "gpt-oss": {"model": "gpt-oss-120b", "machine": "h100", "gpus": 32, "seq_len": 4096, "gbs": 64},
 }
-# Published configurations, but for gpt-oss, which only stands for experts with biases.
+# Published configurations, but for gpt-oss, which only stands for experts with biases, and the hybrids.
 PLANS = {
     "dsv3": Plan(
         cp=32,
@@ -57,6 +66,9 @@ PLANS = {
     "dsv3-4k": Plan(tp=2, ep=64, pp=16, sequence_parallel=True, pipeline_layout="Et*3|(t*4|)*14ttmL"),
     "qwen": Plan(tp=2, pp=2, ep=4, sequence_parallel=True),
     "llama": Plan(tp=4, pp=4, vpp=5, sequence_parallel=True),
+    "nano": Plan(ep=8),
+    "lightning": Plan(pp=4, ep=4, pipeline_layout="Et*16|t*12|t*12|t*12mmL"),
+    "qwen-next": Plan(tp=2, pp=4, ep=8, sequence_parallel=True),
     "gpt-oss": Plan(tp=2, pp=4, ep=8, sequence_parallel=True),
 }
 
@@ -148,7 +160,7 @@ def test_every_rule_of_a_topic_is_listed_once() -> None:
         for rule in (value if isinstance(value, tuple) else (value,))
         if isinstance(rule, Rule)
     ]
-    assert len(topics) == 12
+    assert len(topics) == 13
     assert sorted(map(id, defined)) == sorted(map(id, RULES))
 
 
