@@ -22,7 +22,7 @@ from mbsolve.constraints.rule import Row, Term
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.time.step import StagePass, Step, step_of
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.models.counts import flops_per_token
+from mbsolve.models.flops import flops_per_token
 
 
 @dataclass

@@ -24,10 +24,10 @@ from mbsolve.models.huggingface import read_config
 from mbsolve.models.kinds import (
     LayerKind,
     linear_attention_layers,
-    pattern_fault,
     pattern_layers,
     pattern_mtp,
 )
+from mbsolve.models.wholeness import CHECKS
 
 __all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
 
@@ -38,16 +38,6 @@ SMALL_DENSE_PARAMETERS = 20e9
 Positive = Annotated[int, Field(strict=True, ge=1)]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-
-
-LINEAR_ATTENTION = (
-    "linear_conv_kernel",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-)
-MAMBA = ("mamba_state_dim", "mamba_num_heads", "mamba_head_dim", "mamba_num_groups", "mamba_conv_kernel")
 
 
 @lru_cache(maxsize=256)
@@ -188,115 +178,9 @@ class Model(BaseModel):
         return hash((self.name, self.num_layers, self.hidden_size))
 
     @model_validator(mode="after")
-    def _attention_is_whole(self) -> Model:
-        latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        if self.mla:
-            if self.qkv_bias:
-                raise ValueError("qkv_bias is true, but it is not allowed with attention 'mla'.")
-            for field in latent:
-                if getattr(self, field) is None:
-                    raise ValueError(f"{field} is missing, but attention 'mla' needs it.")
-            return self
-        for field in (*latent, "q_lora_rank"):
-            if getattr(self, field) is not None:
-                raise ValueError(
-                    f"{field} is {getattr(self, field)}, but it is allowed with attention 'mla' only."
-                )
-        if self.num_attention_heads % self.num_query_groups:
-            raise ValueError(
-                f"num_query_groups is {self.num_query_groups}, but it must divide "
-                f"num_attention_heads = {self.num_attention_heads}."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _ffn_is_whole(self) -> Model:
-        experts = self.num_experts
-        if experts is None:
-            routed = ("moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size", "router_num_groups")
-            for field in (*routed, "router_group_topk", "first_k_dense"):
-                if getattr(self, field):
-                    raise ValueError(
-                        f"{field} is {getattr(self, field)}, but it is allowed with num_experts only."
-                    )
-        else:
-            for field in ("moe_topk", "moe_ffn_hidden_size"):
-                if getattr(self, field) is None:
-                    raise ValueError(f"{field} is missing, but num_experts = {experts} needs it.")
-            if self.moe_topk is not None and self.moe_topk > experts:
-                raise ValueError(
-                    f"moe_topk is {self.moe_topk}, but at most num_experts = {experts} is allowed."
-                )
-        if self.first_k_dense >= self.num_layers:
-            raise ValueError(
-                f"first_k_dense is {self.first_k_dense}, but it must be less than num_layers = {self.num_layers}."
-            )
-        dense = experts is None or self.first_k_dense > 0
-        if self.layer_pattern is not None:
-            dense = "-" in self.layer_pattern
-        if self.ffn_hidden_size is None and dense:
-            raise ValueError("ffn_hidden_size is missing, but some layers have a dense FFN.")
-        if self.shared_expert_gate and self.shared_expert_ffn_hidden_size is None:
-            raise ValueError("shared_expert_gate is true, but it needs shared_expert_ffn_hidden_size.")
-        return self
-
-    @model_validator(mode="after")
-    def _routing_is_whole(self) -> Model:
-        groups, chosen = self.router_num_groups, self.router_group_topk
-        if (groups is None) != (chosen is None):
-            raise ValueError(
-                "router_num_groups and router_group_topk must be given together, but one is missing."
-            )
-        if groups is not None and chosen is not None and self.num_experts is not None:
-            if self.num_experts % groups:
-                raise ValueError(
-                    f"router_num_groups is {groups}, but it must divide num_experts = {self.num_experts}."
-                )
-            if chosen > groups:
-                raise ValueError(
-                    f"router_group_topk is {chosen}, but at most router_num_groups = {groups} is allowed."
-                )
-        if self.window_period is not None and self.sliding_window is None:
-            raise ValueError(f"window_period is {self.window_period}, but it needs sliding_window.")
-        return self
-
-    @model_validator(mode="after")
-    def _mixers_are_whole(self) -> Model:
-        pattern, period = self.layer_pattern, self.linear_attention_period
-        if pattern is not None:
-            fault = pattern_fault(pattern, self.num_layers, self.mtp_num_layers)
-            if fault is not None:
-                raise ValueError(fault)
-            if ("E" in pattern) != self.is_moe:
-                raise ValueError(
-                    f"layer_pattern is {pattern!r}, but E goes with num_experts, and only with it."
-                )
-        for fields, there, owner in (
-            (MAMBA, pattern is not None and "M" in pattern, "an M in layer_pattern"),
-            (LINEAR_ATTENTION, period is not None, "linear_attention_period"),
-        ):
-            for field in fields:
-                if (getattr(self, field) is not None) != there:
-                    raise ValueError(
-                        f"{field} is {getattr(self, field)}, but it goes with {owner}, and only with it."
-                    )
-        for field, divisor in (
-            ("mamba_num_heads", "mamba_num_groups"),
-            ("linear_num_value_heads", "linear_num_key_heads"),
-        ):
-            whole, part = getattr(self, field), getattr(self, divisor)
-            if whole is not None and whole % part:
-                raise ValueError(f"{divisor} is {part}, but it must divide {field} = {whole}.")
-        if self.hybrid:
-            for field in ("mla", "sliding_window", "linear_bias"):
-                if getattr(self, field):
-                    raise ValueError(f"{field} is {getattr(self, field)}, but a hybrid model has none.")
-        if pattern is not None and (period is not None or self.first_k_dense):
-            raise ValueError(
-                "layer_pattern says every layer, so linear_attention_period and first_k_dense must go."
-            )
-        if self.attention_output_gate and self.mla:
-            raise ValueError("attention_output_gate is true, but it is allowed with attention 'gqa' only.")
+    def _is_whole(self) -> Model:
+        for check in CHECKS:
+            check(self)
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Exact parameter counts of one rank and of the whole model, and the FLOPs of a token.
+"""Exact parameter counts of one rank and of the whole model.
 
 Every tensor-parallel (`tp`), expert-parallel (`ep`) and expert-tensor-parallel (`etp`) degree may be an integer
 or an array of integers; arrays give arrays. Divisions round down, so degrees are expected to divide.
@@ -6,14 +6,13 @@ or an array of integers; arrays give arrays. Divisions round down, so degrees ar
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbsolve.models.kinds import LayerKind
-from mbsolve.models.recurrent import counted_multiply_adds, recurrent_linears, recurrent_vectors
+from mbsolve.models.recurrent import recurrent_linears, recurrent_vectors
 
 if TYPE_CHECKING:
     from mbsolve.models.card import Model
@@ -47,14 +46,15 @@ def _as_count(degree: Degree) -> Count:
     return degree if isinstance(degree, int) else np.asarray(degree, dtype=np.int64)
 
 
-def _elements(linears: Linears) -> Count:
+def elements(linears: Linears) -> Count:
+    """Elements of some weights, given by (rows, columns)."""
     total: Count = 0
     for rows, columns in linears:
         total = total + rows * columns
     return total
 
 
-def _need(value: int | None, field: str) -> int:
+def need(value: int | None, field: str) -> int:
     """Return a value that the card's validators have made sure of."""
     if value is None:
         raise ValueError(f"{field} is missing, but the layer needs it.")
@@ -70,10 +70,10 @@ def _attention_linears(model: Model, tp: Count) -> Linears:
         qkv = (queries + 2 * model.num_query_groups) * model.head_dim // tp
         return [(qkv, hidden), (hidden, heads * model.head_dim // tp)]
     nope, rope = (
-        _need(model.qk_nope_head_dim, "qk_nope_head_dim"),
-        _need(model.qk_rope_head_dim, "qk_rope_head_dim"),
+        need(model.qk_nope_head_dim, "qk_nope_head_dim"),
+        need(model.qk_rope_head_dim, "qk_rope_head_dim"),
     )
-    value, latent = _need(model.v_head_dim, "v_head_dim"), _need(model.kv_lora_rank, "kv_lora_rank")
+    value, latent = need(model.v_head_dim, "v_head_dim"), need(model.kv_lora_rank, "kv_lora_rank")
     up = heads * (nope + rope) // tp
     if model.q_lora_rank is None:
         first: Linears = [(up, hidden)]
@@ -100,18 +100,20 @@ def _mixer_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
     return _attention_linears(model, tp)
 
 
-def _dense_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
+def dense_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
+    """(rows, columns) of the weights of one layer on one rank, routed experts left out."""
     mixer = _mixer_linears(model, kind, tp)
     if kind.ffn == "dense":
-        return mixer + _ffn_linears(model, _need(model.ffn_hidden_size, "ffn_hidden_size"), tp)
+        return mixer + _ffn_linears(model, need(model.ffn_hidden_size, "ffn_hidden_size"), tp)
     shared = model.shared_expert_ffn_hidden_size if kind.ffn == "moe" else None
     return mixer + (_ffn_linears(model, shared, tp) if shared else [])
 
 
-def _expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
+def expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
+    """(rows, columns) of the weights of one routed expert on one rank; none in a dense layer."""
     if kind.ffn != "moe":
         return []
-    return _ffn_linears(model, _need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
+    return _ffn_linears(model, need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
 
 
 def _norm(model: Model, width: int) -> int:
@@ -126,22 +128,22 @@ def _vectors(model: Model, kind: LayerKind, tp: Count) -> Count:
     if kind.mixer in ("gdn", "mamba"):
         total = total + recurrent_vectors(model, kind.mixer, tp)
     elif kind.mixer != "none" and model.mla:
-        latents = (model.q_lora_rank or 0) + _need(model.kv_lora_rank, "kv_lora_rank")
+        latents = (model.q_lora_rank or 0) + need(model.kv_lora_rank, "kv_lora_rank")
         total = total + _norm(model, hidden + latents)
     elif kind.mixer != "none":
         total = total + _norm(model, hidden + (2 * model.head_dim if model.qk_layernorm else 0))
     if kind.ffn == "moe":
-        total = total + _need(model.num_experts, "num_experts") * hidden
+        total = total + need(model.num_experts, "num_experts") * hidden
         total = total + (hidden if model.shared_expert_gate else 0)
     if model.attention_sink and kind.mixer in ("attention", "window_attention"):
         total = total + model.num_attention_heads // tp
     if model.linear_bias:
-        linears = _dense_linears(model, kind, tp)
+        linears = dense_linears(model, kind, tp)
         # Upstream builds the projections into and out of the MLA latents without biases.
         biased = linears if not model.mla else linears[len(_attention_linears(model, tp)) - 1 :]
         for rows, _ in biased:
             total = total + rows
-        total = total + (_need(model.num_experts, "num_experts") if kind.ffn == "moe" else 0)
+        total = total + (need(model.num_experts, "num_experts") if kind.ffn == "moe" else 0)
     elif model.qkv_bias:
         total = total + _attention_linears(model, tp)[0][0]
     return total
@@ -173,17 +175,14 @@ def layer_parameters(
         Plain integers, or arrays of the common shape if any degree is an array.
     """
     dense_ranks, expert_ranks, expert_shards = _as_count(tp), _as_count(ep), _as_count(etp)
-    linears, expert_linears = (
-        _dense_linears(model, kind, dense_ranks),
-        _expert_linears(model, kind, expert_shards),
-    )
+    linears, routed = dense_linears(model, kind, dense_ranks), expert_linears(model, kind, expert_shards)
     experts = (model.num_experts or 0) // expert_ranks
-    weights = experts * _elements(expert_linears)
+    weights = experts * elements(routed)
     expert = weights
     if model.linear_bias:
-        for rows, _ in expert_linears:
+        for rows, _ in routed:
             expert = expert + experts * rows
-    matrices = _elements(linears)
+    matrices = elements(linears)
     counts: tuple[Any, Any, Any] = (matrices + _vectors(model, kind, dense_ranks), expert, matrices + weights)
     if all(isinstance(degree, int) for degree in (tp, ep, etp)):
         return LayerParameters(*counts)
@@ -198,7 +197,7 @@ def layer_weight_shapes(
 
     Gradient-accumulation fusion keeps one dummy gradient for each distinct shape of a process.
     """
-    linears = _dense_linears(model, kind, tp) + _expert_linears(model, kind, etp)
+    linears = dense_linears(model, kind, tp) + expert_linears(model, kind, etp)
     return tuple(dict.fromkeys((int(rows), int(columns)) for rows, columns in linears))
 
 
@@ -264,7 +263,7 @@ def active_parameters(model: Model) -> int:
     """
     if model.num_experts is None:
         return total_parameters(model)
-    idle = model.num_experts - _need(model.moe_topk, "moe_topk")
+    idle = model.num_experts - need(model.moe_topk, "moe_topk")
     moe = [kind for kind in model.layers() if kind.ffn == "moe"]
     return total_parameters(model) - sum(
         layer_parameters(model, kind).expert // model.num_experts * idle for kind in moe
@@ -275,62 +274,3 @@ def mtp_parameters(model: Model) -> int:
     """Return the parameters of all MTP blocks; embedding and output layer are shared with the main model."""
     layer = layer_parameters(model, model.mtp_layer())
     return model.mtp_num_layers * (layer.dense + layer.expert + mtp_extra_parameters(model))
-
-
-def _multiply_adds(model: Model, kind: LayerKind, seq_len: int) -> float:
-    """Multiply-adds of one token in one layer: every weight it meets once, and its share of the core attention."""
-    visited = (model.moe_topk or 0) * int(_elements(_expert_linears(model, kind, 1)))
-    if kind.mixer in ("gdn", "mamba"):
-        ffn = LayerKind("none", kind.ffn)
-        return (
-            int(_elements(_dense_linears(model, ffn, 1))) + visited + counted_multiply_adds(model, kind.mixer)
-        )
-    context = seq_len / 2 if kind.mixer != "none" else 0.0
-    if kind.mixer == "window_attention":
-        window = _need(model.sliding_window, "sliding_window")
-        context = window - window * (window - 1) / (2 * seq_len) if window < seq_len else context
-    if model.mla:
-        widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
-        per_head = sum(_need(width, "MLA head width") for width in widths)
-    else:
-        per_head = 2 * model.head_dim
-    return (
-        int(_elements(_dense_linears(model, kind, 1)))
-        + visited
-        + context * model.num_attention_heads * per_head
-    )
-
-
-def flops_per_token(model: Model, seq_len: int) -> float:
-    """Return the model FLOPs of training on one token, as published TFLOP/s count them.
-
-    Parameters
-    ----------
-    model
-        The card; each of its MTP layers counts as a layer, a 2h -> h projection and one more output layer. Where
-        a pattern says the layers, the stack leaves that projection out; among gated delta nets it takes the MTP
-        layers for the next ones of the period.
-    seq_len
-        Tokens of a sequence; at least 1. A causal token sees half of them on average; in a window of ``w``
-        it sees ``w`` less what the first tokens lack, ``w (w - 1) / (2 seq_len)``.
-
-    Returns
-    -------
-    float
-        3 x forward (no recompute), 2 FLOPs a multiply-add. MLA by its low-rank projections, top-k and shared
-        experts, no router, norms or softmax.
-    """
-    logits = model.vocab_size * model.hidden_size
-    kinds = Counter(model.layers())
-    for depth in range(model.mtp_num_layers):
-        kinds[_counted_mtp(model, depth)] += 1
-    layers = sum(count * _multiply_adds(model, kind, seq_len) for kind, count in kinds.items())
-    projection = 0 if model.layer_pattern is not None else 2 * model.hidden_size**2
-    return 3 * 2.0 * (layers + logits + model.mtp_num_layers * (projection + logits))
-
-
-def _counted_mtp(model: Model, depth: int) -> LayerKind:
-    period = model.linear_attention_period
-    if period is not None and (model.num_layers + depth + 1) % period:
-        return LayerKind("gdn", model.mtp_layer().ffn)
-    return model.mtp_layer()

@@ -13,7 +13,6 @@ from mbsolve.models.card import Model, load_model, model_names
 from mbsolve.models.counts import (
     active_parameters,
     embedding_parameters,
-    flops_per_token,
     head_parameters,
     layer_parameters,
     layer_weight_shapes,
@@ -22,6 +21,7 @@ from mbsolve.models.counts import (
     mtp_weight_shape,
     total_parameters,
 )
+from mbsolve.models.flops import flops_per_token
 
 
 class Built(NamedTuple):

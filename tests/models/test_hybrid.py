@@ -9,11 +9,11 @@ import yaml
 
 from mbsolve.models.card import DATA, CardError, LayerKind, load_model, parse_model
 from mbsolve.models.counts import (
-    flops_per_token,
     layer_parameters,
     layer_weight_shapes,
     total_parameters,
 )
+from mbsolve.models.flops import flops_per_token
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
