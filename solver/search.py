@@ -85,7 +85,9 @@ class Search(Session):
         if found.quanta.fits or not self.limited:
             self.note(found)
 
-    def best(self, exclude: Sequence[Key], floor: int = 0, ahead: int = 1) -> Found | None:
+    def best(
+        self, exclude: Sequence[Key], floor: int = 0, ahead: int = 1, any_plan: bool = False
+    ) -> Found | None:
         """The best plan whose key is none of ``exclude``, proven; None when there is none.
 
         Parameters
@@ -93,6 +95,7 @@ class Search(Session):
         exclude : keys of the plans of earlier ranks.
         floor : no plan scores less than this many quanta.
         ahead : ranks that will be asked for, this one included: what they need is bounded together.
+        any_plan : whether the first plan found will do; it is not proven best.
 
         Raises
         ------
@@ -105,6 +108,8 @@ class Search(Session):
         while True:
             self._prepare()
             top = self.incumbent(exclude)
+            if top and any_plan:
+                return top
             upper = min(self._level(), top.score(self.objective) if top else self.most_quanta() + 1)
             if top and top.score(self.objective) <= floor:
                 break
