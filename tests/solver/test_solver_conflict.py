@@ -24,7 +24,8 @@ def small(name: str, hbm: float, host: float = 64.0) -> Job:
     machine = machine_with(
         load_machine("h100"), hbm_bytes=int(hbm * GIB), host_ram_bytes_per_node=int(host * GIB)
     )
-    return Job(model=model, machine=machine, gpus=4 if name == "dense" else 2, gbs=8, seq_len=2048)
+    gpus = 4 if name == "dense" else 2
+    return Job(model=model, machine=machine, gpus=gpus, gpus_per_node=8, gbs=8, seq_len=2048)
 
 
 def feasible(job: Job, conflict: Conflict) -> bool:
