@@ -6,12 +6,9 @@ import json as encoder
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 T = TypeVar("T")
 
@@ -25,12 +22,9 @@ def _width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
 
 
-def _print_json(found: Sequence[BaseModel]) -> None:
+def _print_json(found: Sequence[dict[str, Any]]) -> None:
     """One object for one job, a list for several."""
-    if len(found) == 1:
-        print(found[0].model_dump_json(indent=2))
-    else:
-        print(encoder.dumps([one.model_dump(mode="json") for one in found], indent=2))
+    print(encoder.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
 def check(
@@ -44,7 +38,7 @@ def check(
     cases = read_many(files)
     verdicts = [verdict(case, memory=not no_memory) for case in cases]
     if json:
-        _print_json(verdicts)
+        _print_json([v.model_dump(mode="json") for v in verdicts])
     else:
         from mbsolve.judge.text import verdicts_text
 
@@ -63,7 +57,7 @@ def evaluate(files: Files, json: Json = False) -> None:
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
     if json:
-        _print_json(found)
+        _print_json([one.flat() for one in found])
     else:
         from mbsolve.judge.text import evaluated_text
 
@@ -89,7 +83,7 @@ def diff(
 
     found = compare(one(a), one(b))
     if json:
-        _print_json([found])
+        _print_json([found.model_dump(mode="json")])
     else:
         from mbsolve.judge.text import difference_text
 

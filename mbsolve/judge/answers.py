@@ -45,6 +45,11 @@ class Evaluated(_Data):
     reason: str | None = None
     evaluation: Evaluation | None = None
 
+    def flat(self) -> dict[str, Any]:
+        """The evaluation with what is said about it beside its fields, for JSON."""
+        about = self.model_dump(mode="json", exclude={"evaluation"})
+        return {**about, **(self.evaluation.model_dump(mode="json") if self.evaluation else {})}
+
 
 class TermDifference(_Data):
     """One term of two configurations, in seconds or bytes; zero where one has none."""
