@@ -20,6 +20,10 @@ __all__ = ["InputError", "assignments", "did_you_mean", "job_of", "make_job", "p
 JOB_FIELDS = ("precision", "margin", "target", "gbs", "gpus_per_node", "block_gpus")
 """Fields of a job, beside its settings, that a NAME=VALUE text may set."""
 
+MOST_GPUS = 2**20
+MOST = 2**40
+"""The largest numbers that are taken for more than a slip of the pen."""
+
 NUMBERS = ("gpus", "seq_len", "gbs", "gpus_per_node", "block_gpus", "margin")
 
 
@@ -81,6 +85,9 @@ def make_job(
 def _whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{name} is {value!r}, but it must be a whole number of at least 1.")
+    most = MOST_GPUS if name == "gpus" else MOST
+    if value > most:
+        raise InputError(f"{name} is {value}, but at most {most} is allowed.")
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,13 @@ from mbsolve.cards import CardError
 from mbsolve.models.card import Model
 
 __all__ = ["PartialModel", "UnknownDimensionError", "partial_model"]
+
+
+# Fields that a card may leave out only because some kinds of models do not have them.
+NEEDED_BY_SOME: Final = (
+    *("ffn_hidden_size", "moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size"),
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
 
 
 class UnknownDimensionError(LookupError):
@@ -47,6 +54,10 @@ class PartialModel(Model):
         if value is _UNKNOWN:
             raise UnknownDimensionError(super().__getattribute__("__dict__")["name"], name)
         return value
+
+    def without(self, fields: Iterable[str]) -> PartialModel:
+        """The same model with some more fields unknown."""
+        return self.model_copy(update=dict.fromkeys(fields, _UNKNOWN))
 
     def __hash__(self) -> int:
         """Hash by name, which is always known."""
@@ -84,4 +95,5 @@ def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
             wanted = first["msg"].replace("Input should be", "it must be", 1)
             raise CardError(f"model {name}: {field} is {first['input']!r}, but {wanted}.") from error
     fields = {field: _UNKNOWN for field, info in Model.model_fields.items() if info.is_required()}
+    fields |= {field: _UNKNOWN for field in NEEDED_BY_SOME if field not in known}
     return PartialModel.model_construct(**{**fields, "title": name, **known, "name": name})

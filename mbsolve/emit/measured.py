@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES
+from mbsolve.constraints.vocabulary import (
+    DISPATCHERS,
+    GRAPH_IMPLS,
+    GRAPH_SCOPES,
+    OFFLOAD_MODULES,
+    RECOMPUTE_MODULES,
+)
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.recorded import recorded_settings
 from mbsolve.emit.rowschema import OddRowError, published_fields
@@ -22,8 +28,9 @@ __all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
 
 GB, GIB = 1e9, 2**30
 
-# Stacks that are not Megatron-Core, by the first word of the row's framework.
-FOREIGN: Final = ("torchtitan", "nemo-automodel")
+# Stacks on Megatron-Core, by how a row's framework begins; and one that is not, though it begins so.
+STACKS: Final = ("megatron", "nemo", "primus")
+FOREIGN: Final = ("nemo-automodel",)
 PLAIN_SCHEDULES: Final = ("1f1b", "1f1b-interleaved")
 # "FP8" without a recipe: what the stack of that time took.
 UNSTATED_FP8: Final[Mapping[str, str]] = {"NeMo": "fp8_delayed"}
@@ -90,7 +97,7 @@ def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
     seen: dict[tuple[Any, ...], set[Any]] = {}
     for row in rows:
-        if row.get("vpp") is not None:
+        if isinstance(row.get("vpp"), int):
             seen.setdefault(cell(row), set()).add(row["vpp"])
     out: list[Mapping[str, Any]] = []
     for row in rows:
@@ -137,9 +144,9 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
     extra, framework = _extra(row), str(row.get("framework") or "")
     if str(row.get("tier")).startswith("D-analytic"):
         return "an estimate, not a measurement"
-    if framework.startswith(FOREIGN):
+    if framework and (framework.startswith(FOREIGN) or not framework.startswith(STACKS)):
         return f"another stack: {framework.split(' ')[0]}"
-    if row.get("outcome") != "ok":
+    if row.get("outcome") not in (None, "ok"):
         return f"the run ended with {str(row.get('outcome')).split(' ')[0].split(':')[0]}"
     if row.get("task") == "lora":
         return "LoRA is not modelled"
@@ -166,6 +173,7 @@ def _figures(row: Mapping[str, Any]) -> Figures:
     elif "kind not stated" in note:
         peak = None
     by_rank = tuple(v * GIB for v in row.get("mem_per_rank_allocated_gib") or ())
+    peak = max(by_rank) if peak is None and by_rank else peak
     stage = -1 if "last global rank" in note else 0 if re.search(r"\brank[- ]0\b", note) else None
     return Figures(_seconds(row), between, peak, by_rank, stage)
 
@@ -257,9 +265,16 @@ def _listed(row: Mapping[str, Any], name: str, known: tuple[str, ...], what: str
     return listed
 
 
+def _word(row: Mapping[str, Any], name: str, known: Sequence[str]) -> str | None:
+    word: str | None = row.get(name)
+    if word is not None and word not in known:
+        raise Unmodelled(f"{name} {word} is not known")
+    return word
+
+
 def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
     scope = row.get("cuda_graph_scope") or ()
-    impl = row.get("cuda_graph_impl") or "none"
+    impl = _word(row, "cuda_graph_impl", GRAPH_IMPLS) or "none"
     if "full_iteration" in scope:
         # An implementation since; a scope in older releases.
         impl, scope = "full_iteration", ()
@@ -277,7 +292,7 @@ def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
         "pipeline_layout": row.get("pp_layout"),
         "recompute_granularity": granularity,
         "recompute_modules": modules if granularity == "selective" else (),
-        "dispatcher": row.get("dispatcher") or "alltoall",
+        "dispatcher": _word(row, "dispatcher", DISPATCHERS) or "alltoall",
         "ep_overlap": bool(row.get("ep_overlap")),
         "delay_wgrad": bool(row.get("delay_wgrad")),
         "optimizer_offload_fraction": row.get("optimizer_offload_fraction") or 0.0,

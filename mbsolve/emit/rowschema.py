@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 __all__ = ["OddRowError", "probe_fields", "published_fields"]
 
-Count = Annotated[int, Field(ge=1)] | None
+# More GPUs or tokens than this are a slip of the pen.
+MOST = 2**40
+MOST_GPUS = 2**20
+
+Count = Annotated[int, Field(ge=1, le=MOST)] | None
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 
 
@@ -25,7 +29,7 @@ class _Row(BaseModel):
 
     id: str
     model: str
-    gpus: Count = None
+    gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
     seq_len: Count = None
     mbs: Count = None
     tp: Count = None
@@ -40,6 +44,25 @@ class _Row(BaseModel):
     optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     activation_offload_layers: Annotated[int, Field(ge=0)] | None = None
     outcome: str | None = None
+
+
+Format = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"] | None
+
+
+class _Extra(BaseModel):
+    """What the reader takes from the free part of a published row."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    arch: dict[str, Any] | None = None
+    mtp_num_layers: Annotated[int, Field(ge=0, le=64)] | None = None
+    gflops_per_token: Amount = None
+    derived_step_time_ms: Amount = None
+    pp_algorithm: str | None = None
+    opt_exp_avg_dtype: Format = None
+    optimizer_moments: Format = None
+    opt_main_params_dtype: Format = None
+    cp_comm_type: str | None = None
 
 
 class _Published(_Row):
@@ -72,7 +95,7 @@ class _Published(_Row):
     mem_allocated_gb: Amount = None
     mem_static_gb: Amount = None
     mem_per_rank_allocated_gib: list[Annotated[float, Field(gt=0)]] | None = None
-    extra: dict[str, Any] | None = None
+    extra: _Extra | None = None
 
 
 class _Probe(_Row):

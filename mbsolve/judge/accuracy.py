@@ -46,7 +46,7 @@ def accuracy_text(found: Validation, width: int, *, every_tier: bool = True) -> 
 
 
 def _table(title: str, groups: Sequence[ErrorGroup], width: int) -> str:
-    name_width = min(max((len(g.name) for g in groups), default=10), width - 46)
+    name_width = min(max((len(g.name) for g in groups), default=10), width - 49)
     head = f"  {'':{name_width}} {'rows':>5} {'median':>7} {'mean':>7} {'p90':>7} {'largest':>8} {'bias':>7}"
     lines = [
         f"  {g.name[:name_width]:{name_width}} {g.errors.rows:>5} {g.errors.median:>7.1%} {g.errors.mean:>7.1%} "

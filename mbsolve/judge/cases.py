@@ -13,7 +13,7 @@ from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.jobfile import Entry, read_entries
 from mbsolve.errors import InputError
 from mbsolve.judge.parts import machine_of, model_of
-from mbsolve.models.card import load_model
+from mbsolve.models.card import Model, load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
 from mbsolve.reading import make_job
 
@@ -107,7 +107,7 @@ def _case(entry: Entry) -> Case:
         margin=entry.margin,
         settings=entry.settings,
     )
-    job = job.model_copy(update={"model": model})
+    job = job.model_copy(update={"model": _less_known(model, plan, completed)})
     if "gbs" in unknown and not unknown & {"gpus", "seq_len"}:
         gbs = _default_batch(job, plan)
         if gbs is not None:
@@ -115,6 +115,20 @@ def _case(entry: Entry) -> Case:
             completed["gbs"] = gbs
             unknown -= {"gbs"}
     return Case(entry.name, job, plan, frozenset(unknown), completed, tuple(told), entry.skipped)
+
+
+def _less_known(model: Model, plan: Plan, completed: dict[str, Any]) -> Model:
+    """A partial model without what was completed for it and the plan speaks against: it has experts, or MTP layers."""
+    if not isinstance(model, PartialModel):
+        return model
+    doubtful = []
+    if "model.num_experts" in completed and max(plan.ep, plan.etp if plan.ep > 1 else 1) > 1:
+        doubtful.append("num_experts")
+    if "model.mtp_num_layers" in completed and "m" in (plan.pipeline_layout or ""):
+        doubtful.append("mtp_num_layers")
+    for name in doubtful:
+        del completed[f"model.{name}"]
+    return model.without(doubtful)
 
 
 def _plan_fields(entry: Entry, completed: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from mbsolve.models.partial import partial_model
 __all__ = ["machine_of", "model_of"]
 
 DEFAULT_MACHINE = "h100"
-# A stated memory size that differs less from the card's is the card's nominal size.
-NOMINAL = 0.1
-GB = 10**9
+# What a GPU is sold with, taken as GiB, is so much more than a process gets of it: up to this, the card's own figure holds.
+NOMINAL = 1.08
+GB, GIB = 10**9, 2**30
+# More gigabytes or GPUs than this are a slip of the pen.
+MOST = 10**6
 # Dimensions that make a model of its own out of an unknown name.
 FEW = 3
 
@@ -62,11 +64,14 @@ def _sized(machine: Machine, raw: Mapping[str, Any]) -> Machine:
     changes: dict[str, Any] = {}
     memory, domain = raw.get("hbm_gb"), raw.get("nvlink_domain")
     for name, value in (("hbm_gb", memory), ("nvlink_domain", domain)):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
-        ):
+        if value is None:
+            continue
+        numeric = not isinstance(value, bool) and isinstance(value, int | float)
+        if not numeric or not 0 < value < MOST:
             raise InputError(f"hardware.{name} is {value!r}, but it must be a number above 0.")
-    if memory is not None and abs(memory * GB / machine.hbm_bytes - 1) > NOMINAL:
+        if name == "nvlink_domain" and value != int(value):
+            raise InputError(f"hardware.{name} is {value!r}, but it must be a whole number of GPUs.")
+    if memory is not None and not 1 <= memory * GIB / machine.hbm_bytes <= NOMINAL:
         changes["hbm_bytes"] = int(memory * GB)
     if domain is not None and domain != machine.domain_network.gpus:
         networks = [
@@ -98,14 +103,15 @@ def model_of(
     name = raw["name"]
     own = models.get(name)
     stated = {**(own if isinstance(own, Mapping) else {}), **raw}
-    values = {**_dimensions(stated), **changes}
     try:
         card: Model | None = load_model(name)
+        missing = None
     except CardError as error:
-        # A name with a change or two is a misspelt card, not a model of its own.
-        if own is None and "dims" not in raw and len(values) < FEW:
-            raise InputError(str(error)) from error
-        card = None
+        card, missing = None, error
+    values = {**_dimensions(stated, card), **changes}
+    # A name with a change or two is a misspelt card, not a model of its own.
+    if missing is not None and own is None and "dims" not in raw and len(values) < FEW:
+        raise InputError(str(missing)) from missing
     if card is not None:
         differing = {k: v for k, v in values.items() if getattr(card, k) != v}
         if not differing:
@@ -123,7 +129,7 @@ def _parsed(values: Mapping[str, Any]) -> Model:
         raise InputError(str(error)) from error
 
 
-def _dimensions(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _dimensions(raw: Mapping[str, Any], card: Model | None) -> dict[str, Any]:
     """Fields of the card that a mapping states, by any spelling."""
     known = [f for f in Model.model_fields if f != "sources"]
     out: dict[str, Any] = {}
@@ -140,11 +146,12 @@ def _dimensions(raw: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None or name == "q_lora_rank":
             out[name] = value
     shared = raw.get("shared_experts")
-    if shared:
-        width = out.get("moe_ffn_hidden_size")
-        if not isinstance(shared, int) or not isinstance(width, int):
+    if shared is not None:
+        width = out.get("moe_ffn_hidden_size") or (card.moe_ffn_hidden_size if card else None)
+        whole = isinstance(shared, int) and not isinstance(shared, bool) and shared >= 0
+        if not whole or (shared and not isinstance(width, int)):
             raise InputError(f"model: shared_experts is {shared!r}, but it must be a number, beside moe_ffn.")
-        out["shared_expert_ffn_hidden_size"] = shared * width
+        out["shared_expert_ffn_hidden_size"] = shared * width if shared and width else None
     return out
 
 
@@ -168,11 +175,13 @@ def _described(name: str, values: dict[str, Any], completed: dict[str, Any]) -> 
         complete("first_k_dense", 0)
     required = [f for f, info in Model.model_fields.items() if info.is_required() and f != "title"]
     missing = [f for f in required if f not in values and f != "name"]
-    if values.get("num_experts") and "moe_topk" not in values:
-        missing.append("moe_topk")
+    if values.get("num_experts"):
+        missing += [f for f in ("moe_topk", "moe_ffn_hidden_size") if f not in values]
     if not values.get("num_experts") and "ffn_hidden_size" not in values:
         missing.append("ffn_hidden_size")
     if missing:
+        for field, nothing in (("num_experts", None), ("mtp_num_layers", 0), ("first_k_dense", 0)):
+            complete(field, nothing)
         try:
             return partial_model(name, values)
         except CardError as error:

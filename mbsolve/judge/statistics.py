@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 from statistics import mean, median
 from typing import Final, Literal
 
@@ -86,7 +87,7 @@ def errors_of(signed: Sequence[float]) -> Errors:
         rows=len(sizes),
         median=median(sizes),
         mean=mean(sizes),
-        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        p90=sizes[ceil(0.9 * len(sizes)) - 1],
         largest=sizes[-1],
         bias=median(signed),
     )
@@ -107,36 +108,36 @@ def summary(rows: Sequence[RowResult]) -> tuple[ErrorGroup, ...]:
     """The errors of the rows that say most: tuned runs whose knobs are recorded, and measured memory."""
     some: tuple[tuple[str, Quantity, Callable[[RowResult], bool]], ...] = (
         (
-            "step time, tuned runs, knobs recorded",
+            "time, tuned and recorded",
             "time",
             lambda r: r.tier in TUNED and bool(r.knobs_recorded),
         ),
         (
-            "step time, tuned runs, knobs recorded, dense",
+            "time, tuned and recorded, dense",
             "time",
             lambda r: r.tier in TUNED and bool(r.knobs_recorded) and not r.moe and r.family != "hybrid",
         ),
         (
-            "step time, tuned runs, knobs recorded, MoE",
+            "time, tuned and recorded, MoE",
             "time",
             lambda r: r.tier in TUNED and bool(r.knobs_recorded) and bool(r.moe) and r.family != "hybrid",
         ),
         (
-            "step time, tuned runs, knobs recorded, hybrid",
+            "time, tuned and recorded, hybrid",
             "time",
             lambda r: r.tier in TUNED and bool(r.knobs_recorded) and r.family == "hybrid",
         ),
         (
-            "step time, tuned runs, knobs not recorded",
+            "time, tuned, not recorded",
             "time",
             lambda r: r.tier in TUNED and not r.knobs_recorded,
         ),
-        ("one rank's passes, probes", "time", lambda r: r.tier == "probe"),
-        ("peak memory, probes", "peak", lambda r: r.tier == "probe"),
-        ("memory between steps, probes", "between", lambda r: r.tier == "probe"),
-        ("peak memory, measured runs", "peak", lambda r: r.tier == "A-measured-mem"),
-        ("peak memory, guides", "peak", lambda r: r.tier == "A-guide"),
-        ("memory between steps, guides", "between", lambda r: r.tier == "A-guide"),
+        ("time of passes, probes", "time", lambda r: r.tier == "probe"),
+        ("peak, probes", "peak", lambda r: r.tier == "probe"),
+        ("between steps, probes", "between", lambda r: r.tier == "probe"),
+        ("peak, measured runs", "peak", lambda r: r.tier == "A-measured-mem"),
+        ("peak, guides", "peak", lambda r: r.tier == "A-guide"),
+        ("between steps, guides", "between", lambda r: r.tier == "A-guide"),
     )
     out = []
     for name, quantity, chosen in some:

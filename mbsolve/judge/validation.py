@@ -33,6 +33,7 @@ __all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
 
 # Groups of time terms that a probe does not have: its collectives return at once.
 COMMUNICATION: Final = ("tp", "cp", "ep")
+GRIDS: Final = ("world-divisible-by-dense-grid", "world-divisible-by-expert-grid")
 
 
 class _Data(BaseModel):
@@ -95,6 +96,8 @@ def read_rows(path: str | Path) -> Iterator[Measured]:
         if the file cannot be read or has another schema.
     """
     objects = list(_objects(Path(path)))
+    if not objects:
+        raise InputError(f"The file {path} holds no row.")
     rows = completed_by_siblings([row for _, row in objects if isinstance(row, Mapping)])
     if len(rows) < len(objects):
         rows = [row for _, row in objects]
@@ -127,16 +130,13 @@ def _reader(row: Any) -> Callable[[Mapping[str, Any]], Measured] | None:
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
     """Every object of a file, with its place."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"The file {path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"The file {path} is not text in UTF-8.") from error
-    if text.lstrip().startswith("["):
-        try:
-            many = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"The file {path} is not valid JSON: {error}.") from error
+    many = _whole(text)
+    if many is not None:
         yield from ((f"row {i}", row) for i, row in enumerate(many, 1))
         return
     for i, line in enumerate(text.splitlines(), 1):
@@ -146,6 +146,17 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {i}", json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"The file {path} is not valid JSON at line {i}: {error}.") from error
+
+
+def _whole(text: str) -> list[Any] | None:
+    """The rows of a file that is one JSON value, a list or a single row; None for JSON lines."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, list):
+        return found
+    return [found] if isinstance(found, Mapping) else None
 
 
 def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowResult:
@@ -193,6 +204,10 @@ def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, mem
     if isinstance(model, PartialModel):
         return RowResult(**notes, reason=f"no card for the model {model.name}")
     illegal = tuple(v.rule for v in judged(job, case.plan, unknown=case.unknown)[0])
+    torn = [rule for rule in illegal if rule in GRIDS]
+    if torn:
+        # Without whole grids there is no number of replicas, hence no step to predict.
+        return RowResult(**notes, illegal=illegal, reason=f"not as recorded: breaks {torn[0]}")
     try:
         return _priced(row, case, {**notes, "illegal": illegal}, time, memory)
     except (ArithmeticError, LookupError, ValueError) as error:

@@ -190,6 +190,9 @@ WRONG: list[tuple[object, tuple[str, ...]]] = [
     ({**BASE, "hardware": "h10"}, ("h10",)),
     ({**BASE, "hardware": {"gpu": "h100", "hbm": 80}}, ("hbm",)),
     ({**BASE, "hardware": {"gpu": "h100", "hbm_gb": -1}}, ("hbm_gb", "-1")),
+    ({**BASE, "hardware": {"gpu": "h100", "hbm_gb": float("inf")}}, ("hbm_gb", "inf")),
+    ({**BASE, "hardware": {"gpu": "h100", "nvlink_domain": 0.5}}, ("nvlink_domain", "0.5")),
+    ({**BASE, "gpus": 10**8}, ("gpus is 100000000", "at most")),
     ({**BASE, "gpus": "many"}, ("gpus", "many")),
     ({**BASE, "gpus": 0}, ("gpus is 0",)),
     ({**BASE, "precision": "fp9"}, ("fp9",)),
@@ -276,3 +279,31 @@ def test_what_is_written_is_read_back(
         apart = {"sources", "published_params"}
         assert case.job.model.model_dump(exclude=apart) == job.model.model_dump(exclude=apart)
         assert not case.unknown
+
+
+def test_a_stated_memory_is_the_cards_own_or_taken_as_it_is(tmp_path: Path) -> None:
+    def bytes_of(stated: float) -> int:
+        return case_of(tmp_path, hardware={"gpu": "h100", "hbm_gb": stated}).job.machine.hbm_bytes
+
+    assert bytes_of(80) == case_of(tmp_path).job.machine.hbm_bytes
+    assert bytes_of(77) == 77 * 10**9 and bytes_of(94) == 94 * 10**9
+
+
+def test_what_a_plan_speaks_against_is_not_completed(tmp_path: Path) -> None:
+    raw = {
+        **BASE,
+        "model": {"name": "my-moe", "dims": "unknown"},
+        "config": {"ep": 8, "layout": "Et|tmL", "pp": 2},
+    }
+    (case,) = cases_of(tmp_path, raw)
+    for field in ("num_experts", "mtp_num_layers", "ffn_hidden_size"):
+        with pytest.raises(UnknownDimensionError):
+            getattr(case.job.model, field)
+    (dense,) = cases_of(tmp_path, {**raw, "config": {}})
+    assert dense.job.model.num_experts is None and "model.num_experts" in dense.completed
+
+
+def test_shared_experts_of_a_card_can_be_changed(tmp_path: Path) -> None:
+    none = case_of(tmp_path, model={"name": "dsv3", "shared_experts": 0}).job.model
+    two = case_of(tmp_path, model={"name": "dsv3", "shared_experts": 2}).job.model
+    assert none.shared_expert_ffn_hidden_size is None and two.shared_expert_ffn_hidden_size == 4096

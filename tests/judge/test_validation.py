@@ -87,7 +87,7 @@ def test_a_row_is_predicted_as_its_job_is() -> None:
         ({"cuda_graph_impl": "local", "cuda_graph_scope": ["vision"]}, "vision"),
         ({"extra": {"pp_algorithm": "zbb"}}, "zbb"),
         ({"step_time_ms": None, "mem_allocated_gb": None}, "nothing was measured"),
-        ({"pp": 2, "pp_layout": "Et|tL"}, "layers"),
+        ({"pp": 2, "ep": 8, "pp_layout": "Et|tL"}, "layers"),
     ],
     ids=str,
 )
@@ -256,3 +256,46 @@ def test_odd_values_never_crash(name: str, value: object) -> None:
     """A row with one odd value is evaluated or has a reason."""
     found = validate_row(measured_row({**ROW, name: value}))
     assert found.evaluated != bool(found.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"vpp": [1]}, "vpp"),
+        ({"gpus": 10**30}, "gpus"),
+        ({"extra": {"arch": [1]}}, "extra.arch"),
+        ({"extra": {"mtp_num_layers": 1e308}}, "extra.mtp_num_layers"),
+        ({"extra": {"opt_exp_avg_dtype": "int8"}}, "extra.opt_exp_avg_dtype"),
+        ({"extra": {"gflops_per_token": "abc"}}, "extra.gflops_per_token"),
+        ({"dispatcher": "zzz"}, "dispatcher zzz"),
+        ({"cuda_graph_impl": "zzz"}, "cuda_graph_impl zzz"),
+        ({"gpus": 7}, "world-divisible"),
+        ({"framework": "deepspeed 0.14"}, "deepspeed"),
+    ],
+    ids=str,
+)
+def test_one_odd_value_costs_one_row(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [ROW, {**ROW, "id": "odd", **changes}])
+    good, odd = (validate_row(row) for row in read_rows(file))
+    assert good.evaluated
+    assert not odd.evaluated and odd.reason is not None and reason in odd.reason
+
+
+def test_shapes_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for text in (json.dumps(ROW, indent=2), json.dumps([ROW]), "\ufeff" + json.dumps(ROW) + "\r\n"):
+        file.write_text(text, encoding="utf-8")
+        assert [row.id for row in read_rows(file)] == ["one"]
+    for text in ("", "\n\n", "[]"):
+        file.write_text(text)
+        with pytest.raises(InputError, match="holds no row"):
+            list(read_rows(file))
+
+
+def test_ranks_alone_are_a_peak() -> None:
+    found = result(mem_allocated_gb=None, mem_per_rank_allocated_gib=[50.0] * 16)
+    assert found.peak_error is not None
+
+
+def test_the_ninetieth_percentile_is_the_nearest_rank() -> None:
+    assert errors_of([k / 10 for k in range(1, 11)]).p90 == pytest.approx(0.9)
