@@ -131,7 +131,11 @@ def selective_means_core_attention(
     recompute_granularity: str, recompute_modules: tuple[str, ...]
 ) -> tuple[str, ...]:
     """In Megatron-LM, selective recompute without modules is that of the core attention."""
-    return ("core_attn",) if recompute_granularity == "selective" and not recompute_modules else recompute_modules
+    return (
+        ("core_attn",)
+        if recompute_granularity == "selective" and not recompute_modules
+        else recompute_modules
+    )
 
 
 @normalisation(
