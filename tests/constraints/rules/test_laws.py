@@ -20,7 +20,7 @@ from mbsolve.constraints.rule import FACTS, Rule
 from mbsolve.constraints.rules import catalogue, useful
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.splits import splits
-from mbsolve.constraints.vocabulary import DECISIONS, DERIVED, Plan
+from mbsolve.constraints.vocabulary import DECISIONS, DERIVED, Plan, Settings
 from mbsolve.models.card import load_model, model_names
 
 HERE = Path(__file__).parent
@@ -178,6 +178,37 @@ def test_a_canonical_rule_refuses_a_legal_plan(id: str, base: str, changes: dict
     job, plan = build_job(base, {}), build_plan(base, changes)
     assert broken(job, plan) == []
     assert {r.id for r in CANONICAL if not r.holds(job.facts, plan.values())} == {id}
+
+
+@pytest.mark.parametrize(
+    ("id", "base", "job_changes", "changes"),
+    [
+        (
+            "canonical-local-router",
+            "qwen",
+            {"target": "megatron-lm"},
+            {"cuda_graph_impl": "local", "cuda_graph_scope": ("moe_router",)},
+        ),
+        (
+            "canonical-tp-overlap",
+            "llama",
+            {"settings": Settings(tp_comm_overlap=True)},
+            {"sequence_parallel": False},
+        ),
+    ],
+)
+def test_a_canonical_rule_refuses_what_the_stack_would_change(
+    id: str, base: str, job_changes: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    job, plan = build_job(base, job_changes), build_plan(base, changes)
+    assert broken(job, plan) == []
+    assert {r.id for r in CANONICAL if not r.holds(job.facts, plan.values())} == {id}
+
+
+def test_mxfp8_without_its_weights_is_a_warning() -> None:
+    job = build_job("qwen", {"machine": "gb200", "precision": "mxfp8"})
+    assert broken(job, PLANS["qwen"]) == []
+    assert [w.rule for w in warnings(job, PLANS["qwen"])] == ["mxfp8-memory-warning"]
 
 
 def test_recompute_of_missing_modules_is_a_warning() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from mbsolve.constraints.check import check, violations
 from mbsolve.constraints.domains import domains
+from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.examples import bases, build_job, build_plan
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.normalise import normalise
@@ -21,6 +22,7 @@ from mbsolve.constraints.rules.catalogue import CANONICAL, RULES
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import DECISIONS, TARGETS, Plan, Settings, plan_of
+from mbsolve.solver.outcome import Outcome
 
 UPSTREAM: dict[str, list[str]] = json.loads((Path(__file__).parent / "catalogue_ids.json").read_text())
 LM = {"target": "megatron-lm"}
@@ -163,6 +165,29 @@ def test_what_the_solver_may_offer_is_changed_by_nothing(base: str, target: str)
     assert normalise(job, start) == (job, start, ())
     for plan in random_legal(job, start, 25):
         assert normalise(job, plan)[1:] == (plan, ())
+
+
+def test_plans_of_answers_are_changed_by_nothing(job: Job, outcomes: dict[str, Outcome]) -> None:
+    plans = [ranked.plan for outcome in outcomes.values() for ranked in outcome.plans]
+    assert plans
+    for plan in plans:
+        assert normalise(job, plan) == (job, plan, ())
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [("llama", {"tp": 1, "sequence_parallel": False}), ("dsv3-4k", {"dispatcher": "deepep"})],
+)
+def test_a_setting_that_is_dropped_has_no_price(base: str, changes: dict[str, Any]) -> None:
+    wishes = Settings(tp_comm_overlap=True, shared_expert_overlap=True)
+    job = build_job(base, {"settings": wishes})
+    dropped = 0
+    for plan in random_legal(job, build_plan(base, changes), 12):
+        run, same, told = normalise(job, plan)
+        assert same == plan
+        dropped += bool(told)
+        assert evaluate(run, plan) == evaluate(job, plan)
+    assert dropped
 
 
 def test_what_reads_an_unknown_decision_is_left_alone() -> None:
