@@ -11,6 +11,7 @@ from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.device import device_limit, host_limit
+from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.rule import Kind, Rule, Source
 from mbsolve.constraints.rules.catalogue import RULES
@@ -59,17 +60,6 @@ class Violation(Finding):
     repairs: tuple[Repair, ...] = ()
 
 
-class Normalised(BaseModel):
-    """A field that the stack would change by itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    field: str
-    was: Any
-    now: Any
-    rule: str
-
-
 class Verdict(BaseModel):
     """The answer to ``check``.
 
@@ -80,6 +70,7 @@ class Verdict(BaseModel):
     fits : whether the memory suffices; None when it was not computed.
     verdict : in a word; ``undecided`` when a rule needs a size that is unknown.
     undecided : ids of the laws that need something unknown.
+    normalised : fields that the stack would change by itself; the verdict is about the plan with these changes.
     completed : fields that were absent, with the values that defaults gave them.
     told : what was read loosely or ignored, in words.
     evaluation : what the plan costs, when it is legal.
@@ -125,7 +116,7 @@ def check(
     completed: Mapping[str, Any] | None = None,
     memory: bool = True,
 ) -> Verdict:
-    """Judge a plan: by every rule of the target, then, when it is legal, by the memory it takes.
+    """Judge a plan as the target would run it: by every rule, then, when it is legal, by the memory it takes.
 
     A plan that breaks no law and fits is ``feasible``, one that does not fit ``oom``; ``undecided`` if a law or
     the memory needs something unknown.
@@ -139,8 +130,10 @@ def check(
     memory
         Whether the memory is judged too; else a legal plan is ``feasible`` and ``fits`` is None.
     """
+    job, plan, changes = normalise(job, plan, unknown=unknown)
     found, open_laws = judged(job, plan, unknown=unknown)
     notes: dict[str, Any] = {
+        "normalised": changes,
         "undecided": open_laws,
         "warnings": warnings(job, plan, unknown=unknown),
         "completed": dict(completed or {}),

@@ -11,8 +11,10 @@ from itertools import groupby
 from pathlib import Path
 
 from mbsolve.constraints.check import SPELLINGS
+from mbsolve.constraints.coverage import CLASSES, coverage
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
+from mbsolve.constraints.rules.normalisations import NORMALISATIONS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "constraints.md"
 
@@ -41,18 +43,19 @@ out when the user has fixed a decision that it forbids.
 
 """
 
-NOT_HERE = """
-## What is not a rule here
+NORMALISED_HEAD = """
+## What the stack changes by itself
 
-The validators upstream check more than this. Left out are conditions on:
+`check` and `evaluate` judge the plan with these changes and tell them. Where a law is named, the change would defeat
+what was asked for: it is told, and the law refuses the plan.
 
-- what the launcher writes by itself: environment variables, the random-number tracker of CUDA graphs, the NaN check,
-  warm-up counts, optimizer and data-set options, `fg-offload-modules-nonempty`, `main_grads_dtype`;
-- versions of PyTorch, Transformer Engine and DeepEP, and installed packages;
-- features that no decision or setting here turns on: FSDP, fine-tuning, packed sequences, expert capacity, generalized
-  TP, hierarchical and hybrid context parallelism, FP16;
-- what another rule implies: `fg-offload-graph-moe-scope` (scope `moe` is refused anyway), `pao-dtypes-exp-avg-sq`
-  (both moments have one format), `vpp-asymmetric-allowed` (`vpp-divides-stage-layers`).
+"""
+
+COVERAGE_HEAD = """
+## The catalogue of the validators
+
+Every entry of the catalogue of checks in Megatron-LM and Megatron-Bridge at the commits above, and what became of it.
+
 """
 
 
@@ -75,8 +78,34 @@ def _table(rules: Iterable[Rule], *, sources: bool = True) -> str:
         members = list(family)
         first = members[0]
         words = first.text.replace("|", "\\|") + (f" ({first.kind})" if first.kind != "hard" else "")
+        words += f" ({first.since} and later)" if first.since else ""
+        words += f" (until {first.until})" if first.until else ""
         row = f"| {_code(id)} | {words} | {_scope(members)} |"
         lines.append(row + (f" {first.source} |" if sources else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _normalised() -> str:
+    lines = ["| id | field | change | targets | refused by | source |", "|---|---|---|---|---|---|"]
+    for change in NORMALISATIONS:
+        targets, laws = ", ".join(change.targets) or "all", ", ".join(map(_code, change.refused_by))
+        lines.append(
+            f"| {_code(change.id)} | {_code(change.field)} | {change.text} | {targets} | {laws} | {change.source} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _coverage() -> str:
+    """Return the number of entries of each class, and the entries by where or why."""
+    entries = coverage()
+    lines = ["| entries | what became of them |", "|---|---|"]
+    lines += [f"| {sum(e.how == how for e in entries)} | {words} |" for how, words in CLASSES.items()]
+    lines += ["", "| entries | what became of them | where, or why |", "|---|---|---|"]
+    for (how, why), group in groupby(entries, key=lambda entry: (entry.how, entry.why)):
+        if how in ("rule", "warning"):
+            continue  # the first table has them
+        ids = ", ".join(_code(entry.id) for entry in group)
+        lines.append(f"| {ids} | {how.replace('_', ' ')} | {why} |")
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +122,8 @@ def rules_table() -> str:
             f"{OURS_HEAD}{ours}",
             f"{SPELLING_HEAD}{spellings}",
             f"{CANONICAL_HEAD}{_table(CANONICAL, sources=False)}",
-            NOT_HERE,
+            f"{NORMALISED_HEAD}{_normalised()}",
+            f"{COVERAGE_HEAD}{_coverage()}",
         )
     )
 

@@ -88,14 +88,17 @@ class Rule(Declared):
     ----------
     id : stable identifier, as in the catalogue of the upstream validators.
     because : one line, formatted with the facts and the values of the scope when the rule is broken.
-    kind : ``hard`` refuses a plan, ``warning`` speaks, ``normalised`` says what the stack would change.
+    kind : ``hard`` refuses a plan, ``warning`` speaks; ``normalised`` is of a `Normalisation`.
     targets : launch targets for which the rule holds; empty means all.
+    since, until : first and last release with the rule, as "mcore 0.16"; empty where none is known.
     """
 
     id: str = ""
     because: str = ""
     kind: Kind = "hard"
     targets: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
 
     def holds(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
         """Whether a plan's values satisfy the rule."""
@@ -104,6 +107,30 @@ class Rule(Declared):
     def clause(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         """The reason in words, with the numbers of the case."""
         return self.because.format(**facts, **values)
+
+
+@dataclass(frozen=True)
+class Normalisation(Declared):
+    """One field that the target stack changes by itself: the function gives the value that the field would get.
+
+    Its parameters are facts, decisions and fields of the plan (as `Plan.cuda_graph_scope`).
+
+    Parameters
+    ----------
+    id, because, targets, since, until : as of a `Rule`.
+    field : the field of the plan, or of the settings of the job.
+    refused_by : a law that refuses such a plan instead, because the change would not be what was wanted; the change is
+        then told and not applied.
+    """
+
+    id: str = ""
+    field: str = ""
+    because: str = ""
+    targets: tuple[str, ...] = ()
+    refused_by: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
+    kind: Kind = "normalised"
 
 
 @dataclass(frozen=True)
@@ -131,12 +158,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def rule(
-    id: str, *, because: str, source: Source, kind: Kind = "hard", targets: tuple[str, ...] = ()
+    id: str,
+    *,
+    because: str,
+    source: Source,
+    kind: Kind = "hard",
+    targets: tuple[str, ...] = (),
+    since: str = "",
+    until: str = "",
 ) -> Callable[[Callable[..., bool]], Rule]:
     """Declare a predicate over decisions as a rule."""
 
     def declare(fn: Callable[..., bool]) -> Rule:
-        return Rule(fn=fn, source=source, id=id, because=because, kind=kind, targets=targets)
+        return Rule(fn, source, id, because, kind, targets, since, until)
+
+    return declare
+
+
+def normalisation(
+    id: str,
+    *,
+    field: str,
+    because: str,
+    source: Source,
+    targets: tuple[str, ...] = (),
+    refused_by: tuple[str, ...] = (),
+    since: str = "",
+    until: str = "",
+) -> Callable[[Callable[..., Any]], Normalisation]:
+    """Declare a function that gives the value of a field as the stack would change it."""
+
+    def declare(fn: Callable[..., Any]) -> Normalisation:
+        return Normalisation(fn, source, id, field, because, targets, refused_by, since, until)
 
     return declare
 

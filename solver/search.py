@@ -54,12 +54,20 @@ def hard_rules(job: Job) -> list[Rule]:
 
 
 # Canonical rules that leave out what a user may still ask for by name: legal, if redundant or unusual.
-_YIELDING = frozenset({"canonical-recompute-layers", "canonical-recompute-moe", "canonical-recompute-block"})
+_YIELDING = frozenset(
+    {
+        "canonical-recompute-layers",
+        "canonical-recompute-moe",
+        "canonical-recompute-block",
+        "canonical-local-router",
+    }
+)
 
 
 def _overruled(rule: Rule, demands: Demands) -> bool:
     """Whether a canonical rule yields to a value that the user fixed."""
-    return rule.id in _YIELDING and bool(set(rule.scope) & demands.fixed)
+    # Graphs of a kind may be asked for without a word on their scopes.
+    return rule.id in _YIELDING and bool((set(rule.scope) - {"cuda_graph_impl"}) & demands.fixed)
 
 
 @dataclass

@@ -7,6 +7,7 @@ when the user has fixed a decision that it forbids.
 
 from __future__ import annotations
 
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.placement import PlacementError, virtual_stages
 from mbsolve.constraints.rule import Rule, Source, rule
 from mbsolve.constraints.rules.upstream import for_each
@@ -186,6 +187,28 @@ def layer_graphs_mean_scopes(
     return cuda_graph_impl not in PER_LAYER_GRAPHS or any(scopes)
 
 
+@rule(
+    "canonical-local-router",
+    because="{cuda_graph_impl} graphs capture moe_router and moe_preprocess together",
+    source=OURS,
+)
+def local_graphs_couple_the_router(
+    cuda_graph_impl: str, graph_moe_router: bool, graph_moe_preprocess: bool
+) -> bool:
+    """Local graphs have moe_router and moe_preprocess both or neither, as the stack makes it."""
+    return cuda_graph_impl != "local" or graph_moe_router == graph_moe_preprocess
+
+
+@rule(
+    "canonical-tp-overlap",
+    because="TP = {tp} overlaps its communication with sequence parallelism only",
+    source=OURS,
+)
+def tp_overlap_has_sequence_parallel(tp: int, sequence_parallel: bool, job: Job) -> bool:
+    """Where TP communication is to be overlapped, it is with sequence parallelism: the stack drops the wish else."""
+    return not job.settings.tp_comm_overlap or tp == 1 or sequence_parallel
+
+
 CANONICAL: tuple[Rule, ...] = (
     dense_models_have_no_expert_grid,
     idle_dispatcher_is_alltoall,
@@ -200,4 +223,6 @@ CANONICAL: tuple[Rule, ...] = (
     norms_do_one_thing,
     *scopes_mean_layer_graphs,
     layer_graphs_mean_scopes,
+    local_graphs_couple_the_router,
+    tp_overlap_has_sequence_parallel,
 )

@@ -38,6 +38,7 @@ OURS = {
     "hybrid-mtp-last": "the hybrid model builds MTP with the loss only, in silence",
     "hybrid-no-ep-overlap": "fails when the schedule asks the model for its plan",
     "hybrid-no-layer-offload": "accepted in silence, without effect",
+    "recompute-layers-range": "named by an error message, not validated",
     "cg-full-iteration-moe-sync": "fails while the graph is captured, not in a validator",
 }
 """Ids that no upstream validator has, with the reason to have them."""
@@ -57,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.moe_needs_sequence_parallel,
     parallelism.biased_experts_stay_whole,
     parallelism.tp_overlap_needs_sequence_parallel,
+    parallelism.machine_groups_products,
     # stages
     pipeline.interleaving_needs_pipeline,
     pipeline.layers_split,
@@ -97,6 +99,8 @@ RULES: tuple[Rule, ...] = (
     # formats and optimizer
     precision.machine_has_format,
     precision.tokens_are_aligned,
+    precision.ends_keep_their_format,
+    precision.mxfp8_weights_are_kept_once,
     precision.fp8_weights_need_fp8,
     precision.fp8_weights_need_distributed_optimizer,
     precision.fp8_output_needs_mxfp8,
@@ -128,6 +132,7 @@ RULES: tuple[Rule, ...] = (
     recompute.method_is_known,
     recompute.full_has_a_method,
     recompute.full_has_layers,
+    recompute.layers_are_there,
     recompute.selective_has_no_layers,
     recompute.selective_has_no_method,
     recompute.expert_activation_exists,
@@ -145,6 +150,7 @@ RULES: tuple[Rule, ...] = (
     offload.projection_goes_with_attention,
     offload.recomputed_experts_are_not_offloaded,
     *offload.local_graphs_offload_experts_only,
+    *offload.local_graphs_have_a_scope_beside_offload,
     *offload.full_graphs_do_not_offload,
     # CUDA graphs
     graphs.implementation_is_known,

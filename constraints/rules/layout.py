@@ -22,6 +22,11 @@ def _stages(text: str) -> tuple[str, ...]:
     return tuple(flat.split("|"))
 
 
+def stage_count(text: str) -> int:
+    """Return the number of virtual stages of a layout."""
+    return len(_stages(text))
+
+
 def _symbols(text: str) -> str:
     return "".join(_stages(text))
 

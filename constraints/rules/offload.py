@@ -92,8 +92,28 @@ def recomputed_experts_are_not_offloaded(
     source=megatron(f"{CONFIG}:2936"),
 )
 def local_graphs_offload_experts_only(cuda_graph_impl: str, each: bool) -> bool:
-    """With local graphs, only modules inside the experts are offloaded."""
+    """With local graphs, only modules inside the experts are offloaded, beside some graph scope."""
     return cuda_graph_impl != "local" or not each
+
+
+@for_each(INSIDE_EXPERTS)
+@rule(
+    "fg-offload-local-graph",
+    because="graphs of kind {cuda_graph_impl} without a scope capture whole layers, which excludes offload of {each}",
+    source=megatron(f"{CONFIG}:2942"),
+)
+def local_graphs_have_a_scope_beside_offload(
+    cuda_graph_impl: str,
+    each: bool,
+    graph_attn: bool,
+    graph_mamba: bool,
+    graph_mlp: bool,
+    graph_moe_router: bool,
+) -> bool:
+    """With local graphs, only modules inside the experts are offloaded, beside some graph scope."""
+    # The stack adds moe_router to moe_preprocess, so that one need not be asked for.
+    scopes = (graph_attn, graph_mamba, graph_mlp, graph_moe_router)
+    return cuda_graph_impl != "local" or not each or any(scopes)
 
 
 @for_each(EACH_MODULE)

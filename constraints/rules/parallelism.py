@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import Source, rule
-from mbsolve.constraints.rules.upstream import CONFIG, megatron
+from mbsolve.constraints.rules.upstream import CONFIG, MEGATRON_LM, megatron
 from mbsolve.constraints.rules.useful import has_dense_layers
+from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
 
 
@@ -24,9 +25,13 @@ def heads_split(tp: int, model: Model) -> bool:
     because="{model.num_query_groups} query groups neither split over TP = {tp} nor are copied a whole number of "
     "times over it",
     source=megatron(f"{CONFIG}:1462"),
+    since="mcore 0.16",
 )
 def groups_split(tp: int, model: Model) -> bool:
-    """Query groups are a multiple or a divisor of TP."""
+    """Query groups are a multiple or a divisor of TP.
+
+    Releases before 0.16 asked for a multiple.
+    """
     return model.num_query_groups % tp == 0 or tp % model.num_query_groups == 0
 
 
@@ -140,8 +145,19 @@ def biased_experts_stay_whole(etp: int, model: Model) -> bool:
     "tp-overlap-mlm",
     because="TP communication overlap is set, but sequence parallelism is off (TP = {tp})",
     source=megatron("megatron/training/arguments.py:1442"),
-    targets=("megatron-lm",),
+    targets=MEGATRON_LM,
 )
 def tp_overlap_needs_sequence_parallel(sequence_parallel: bool, tp: int, job: Job) -> bool:
     """In Megatron-LM, TP communication overlap needs sequence parallelism."""
     return not job.settings.tp_comm_overlap or sequence_parallel
+
+
+@rule(
+    "grouped-gemm-arch",
+    because="grouped products of experts need compute capability 8.0 or more, which {machine.title} has not",
+    source=megatron("megatron/training/arguments.py:1380"),
+    targets=MEGATRON_LM,
+)
+def machine_groups_products(machine: Machine, model: Model) -> bool:
+    """In Megatron-LM, experts need a GPU of compute capability 8.0 or more."""
+    return not model.is_moe or machine.compute_capability[0] >= 8

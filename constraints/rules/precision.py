@@ -6,7 +6,7 @@ from typing import Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import rule
-from mbsolve.constraints.rules.upstream import CONFIG, MEGATRON_LM, bridge, megatron
+from mbsolve.constraints.rules.upstream import BRIDGE_TARGETS, CONFIG, MEGATRON_LM, bridge, megatron
 from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
 
@@ -41,6 +41,29 @@ def tokens_are_aligned(cp: int, tp: int, mbs: int, sequence_parallel: bool, job:
     """The tokens of a rank are a multiple of the block of the number format."""
     tokens = job.seq_len // cp * mbs // (tp if sequence_parallel else 1)
     return tokens % TOKEN_MULTIPLE[job.precision] == 0
+
+
+@rule(
+    "fp8-first-last-range",
+    because="{job.precision} keeps the first and the last layer in bf16, but {model.num_layers} layers on PP = {pp} "
+    "are less than one for each rank",
+    source=megatron(f"{CONFIG}:1544"),
+    targets=BRIDGE_TARGETS,
+)
+def ends_keep_their_format(pp: int, job: Job, model: Model) -> bool:
+    """The layers that the Bridge recipe of current scaling keeps in BF16 are on one pipeline rank."""
+    return job.precision != "fp8_cs" or model.num_layers // pp >= 1
+
+
+@rule(
+    "mxfp8-memory-warning",
+    because="{job.precision} without fp8_param keeps BF16 weights beside their quantised copies; fp8_param saves them",
+    source=megatron("megatron/core/optimizer/optimizer_config.py:421"),
+    kind="warning",
+)
+def mxfp8_weights_are_kept_once(job: Job) -> bool:
+    """MXFP8 saves memory when its weights are gathered in FP8."""
+    return job.precision != "mxfp8" or job.settings.fp8_param or not job.settings.distributed_optimizer
 
 
 @rule(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.placement import PlacementError, virtual_stages
 from mbsolve.constraints.rule import rule
 from mbsolve.constraints.rules.upstream import CONFIG, MEGATRON_LM, megatron
 from mbsolve.constraints.rules.useful import has_shared_experts, useful_recompute_modules
+from mbsolve.constraints.vocabulary import Split
 from mbsolve.models.card import Model
 
 
@@ -47,6 +49,25 @@ def full_has_a_method(recompute_granularity: str, recompute_method: str) -> bool
 def full_has_layers(recompute_granularity: str, recompute_num_layers: int) -> bool:
     """Full recompute needs the number of layers."""
     return recompute_granularity != "full" or recompute_num_layers >= 1
+
+
+@rule(
+    "recompute-layers-range",
+    because="{recompute_num_layers} recomputed layers are more than any of PP = {pp} pipeline ranks has",
+    source=megatron(f"{CONFIG}:1922 (its message names the range, its code tests for none given)"),
+)
+def layers_are_there(
+    recompute_method: str, recompute_num_layers: int, pp: int, vpp: int, split: Split, model: Model
+) -> bool:
+    """A recompute method is of no more layers than a pipeline rank has."""
+    if recompute_method == "none" or recompute_num_layers <= 1:
+        return True
+    try:
+        stages = virtual_stages(model, pp, vpp, split)
+    except PlacementError:
+        return True  # for another law to refuse
+    layers = [sum(item.what == "layer" for item in stage) for stage in stages]
+    return recompute_num_layers <= max(sum(layers[rank::pp]) for rank in range(pp))
 
 
 @rule(

@@ -115,6 +115,24 @@ def _split_distance(now: Split, then: Split, share: float) -> tuple[int, int, fl
     return 4 * other[2] + any(other), changed, moved
 
 
+def repair_fields(rule: Rule) -> tuple[str, ...]:
+    """Return the fields, of the plan or of the job, that `repairs` tries for a rule."""
+    out: list[str] = []
+    for name in _decisions(rule):
+        if name == "split":
+            out += SPLIT_FIELDS.values()
+            continue
+        listed = [
+            field
+            for prefix, (field, members) in LIST_FIELDS.items()
+            if name.startswith(prefix) and name.removeprefix(prefix) in members
+        ]
+        out += listed or [name]
+    if "split" not in rule.scope:
+        out += [size for size in ("gpus", "gbs") if size in rule_reads(rule)]
+    return tuple(dict.fromkeys(out))
+
+
 def _fields(name: str, values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a plan that spell a changed decision."""
     value = changed[name]

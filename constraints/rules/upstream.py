@@ -59,4 +59,6 @@ def _bind(template: Rule, name: str) -> Rule:
         because=template.because.replace("{each}", name.split("_", 1)[1]),
         kind=template.kind,
         targets=template.targets,
+        since=template.since,
+        until=template.until,
     )

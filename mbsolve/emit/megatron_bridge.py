@@ -141,12 +141,16 @@ def _recompute(plan: Plan) -> dict[str, Value]:
 
 def _experts(job: Job, plan: Plan) -> dict[str, Value]:
     flex = plan.dispatcher in FLEX_BACKENDS
-    return {
+    out: dict[str, Value] = {
         "moe_token_dispatcher_type": "flex" if flex else plan.dispatcher,
         "moe_flex_dispatcher_backend": plan.dispatcher if flex else None,
         "moe_shared_expert_overlap": job.settings.shared_expert_overlap and not (flex or plan.ep_overlap),
         "moe_permute_fusion": job.settings.permute_fusion,
     }
+    if plan.dispatcher == "deepep":
+        # Its kernels take router probabilities in FP32 only.
+        out["moe_router_dtype"] = "fp32"
+    return out
 
 
 def _kernels(job: Job) -> dict[str, Value]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mbsolve.constraints.check import Verdict, Violation, check, judged
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.evaluation import Evaluation, TermValue
+from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.vocabulary import Plan, Settings
 from mbsolve.errors import InputError
@@ -32,6 +33,7 @@ class Evaluated(_Data):
     id : its name in the file.
     legal : whether no law is broken, as far as the laws can be decided.
     violations : the laws that it breaks.
+    normalised : fields that the stack would change by itself; what is priced is the plan with these changes.
     completed, told : what was absent and completed, and what was read loosely.
     reason : why there is no evaluation; None when there is one.
     """
@@ -40,6 +42,7 @@ class Evaluated(_Data):
     id: str
     legal: bool
     violations: tuple[Violation, ...] = ()
+    normalised: tuple[Normalised, ...] = ()
     completed: dict[str, Any] = Field(default_factory=dict)
     told: tuple[str, ...] = ()
     reason: str | None = None
@@ -115,11 +118,13 @@ def verdict(case: Case, memory: bool = True) -> Verdict:
 
 def evaluate_case(case: Case) -> Evaluated:
     """What a configuration costs; an illegal one is evaluated too where that means anything."""
-    broken = judged(case.job, case.plan, unknown=case.unknown)[0] if case.skipped is None else ()
+    job, plan, changes = normalise(case.job, case.plan, unknown=case.unknown)
+    broken = judged(job, plan, unknown=case.unknown)[0] if case.skipped is None else ()
     notes: dict[str, Any] = {
         "id": case.name,
         "legal": not broken,
         "violations": broken,
+        "normalised": changes if case.skipped is None else (),
         "completed": case.completed,
         "told": case.told,
     }
@@ -128,7 +133,7 @@ def evaluate_case(case: Case) -> Evaluated:
     if case.unknown:
         return Evaluated(**notes, reason=f"{' and '.join(sorted(case.unknown))} must be stated")
     try:
-        return Evaluated(**notes, evaluation=evaluate(case.job, case.plan))
+        return Evaluated(**notes, evaluation=evaluate(job, plan))
     except (UnknownDimensionError, PlacementError) as error:
         return Evaluated(**notes, reason=str(error))
     except (ArithmeticError, LookupError, ValueError) as error:

@@ -93,7 +93,7 @@ def _case(entry: Entry) -> Case:
     ):
         if value is None:
             completed[name] = default
-    plan = Plan(**_plan_fields(entry, completed))
+    plan = Plan(**_plan_fields(entry, completed, _has_experts(model)))
     job = make_job(
         model=load_model(STAND_IN) if isinstance(model, PartialModel) else model,
         hardware=machine,
@@ -131,7 +131,15 @@ def _less_known(model: Model, plan: Plan, completed: dict[str, Any]) -> Model:
     return model.without(doubtful)
 
 
-def _plan_fields(entry: Entry, completed: dict[str, Any]) -> dict[str, Any]:
+def _has_experts(model: Model) -> bool:
+    """Whether the model is known to have experts."""
+    try:
+        return bool(model.is_moe)
+    except UnknownDimensionError:
+        return False
+
+
+def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict[str, Any]:
     """The stated fields of the plan, and what follows where nothing is said."""
     out = dict(entry.plan)
 
@@ -141,8 +149,9 @@ def _plan_fields(entry: Entry, completed: dict[str, Any]) -> dict[str, Any]:
 
     for name in ("tp", "cp", "pp", "ep", "mbs"):
         complete(name, 1)
-    # An expert grid that is not described means another thing to each launcher.
-    complete("etp", out["tp"] if entry.target == "megatron-lm" else 1)
+    # An expert grid that is not described means another thing to each launcher: Bridge has its own default under EP.
+    as_tp = entry.target == "megatron-lm" or (experts and out["ep"] == 1)
+    complete("etp", out["tp"] if as_tp else 1)
     if "sequence_parallel" not in out:
         complete("sequence_parallel", isinstance(out["tp"], int) and out["tp"] > 1)
     if out.get("recompute_granularity") == "selective" and "recompute_modules" not in out:

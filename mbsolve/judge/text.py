@@ -16,7 +16,7 @@ SHOWN_TERMS = 12
 
 
 def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
-    """One verdict: the word, what is broken and how to mend it, what was completed."""
+    """One verdict: the word, what is broken and how to mend it, what was changed and completed."""
     lines = [wrap(f"{case.name}: {verdict.verdict}{_room(case, verdict)}", width)]
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
@@ -25,7 +25,7 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
-    return "\n".join(lines + _notes(verdict, width))
+    return "\n".join(lines + _changes(case, verdict, width) + _notes(verdict, width))
 
 
 def _room(case: Case, verdict: Verdict) -> str:
@@ -35,6 +35,17 @@ def _room(case: Case, verdict: Verdict) -> str:
         return ""
     used = f"{words.gib(e.worst_stage.peak_device_bytes)} of {words.gib(case.job.machine.hbm_bytes)} GiB"
     return f" ({used} on pipeline rank {e.worst_stage.stage}, {words.seconds(e.step_seconds)} a step)"
+
+
+def _changes(case: Case, found: Verdict | Evaluated, width: int) -> list[str]:
+    """What the stack would change by itself."""
+    stack = "Megatron-LM" if case.job.target == "megatron-lm" else "Bridge"
+    lines = []
+    for change in found.normalised:
+        verb = f"set {change.field} to {words.word(change.now)}" if change.now else f"clear {change.field}"
+        text = f"{stack} would {verb} because {change.because}  [{change.rule}]"
+        lines.append(wrap(text, width, "  ", "    "))
+    return lines
 
 
 def _notes(found: Verdict | Evaluated, width: int) -> list[str]:
@@ -62,7 +73,7 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
         wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
         for broken in found.violations
     ]
-    lines += _notes(found, width)
+    lines += _changes(case, found, width) + _notes(found, width)
     e = found.evaluation
     if e is None:
         return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"

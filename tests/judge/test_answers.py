@@ -61,6 +61,37 @@ def test_a_broken_rule_is_explained(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "completed:" in out
 
 
+def test_what_the_stack_changes_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = {**GOOD, "config": {**GOOD["config"], "sequence_parallel": True}}
+    path = file(tmp_path, stated)
+    assert main(["check", path]) == 0
+    line = "Bridge would clear sequence_parallel because TP = 1  [sp-cleared-bridge]"
+    assert line in capsys.readouterr().out
+    assert main(["evaluate", path]) == 0
+    assert line in capsys.readouterr().out
+    assert main(["check", "--json", path]) == 0
+    verdict = Verdict.model_validate_json(capsys.readouterr().out)
+    (told,) = verdict.normalised
+    assert (told.field, told.was, told.now, told.applied) == ("sequence_parallel", True, False, True)
+    plain = read_cases(file(tmp_path, GOOD, "plain.yaml"))[0]
+    assert verdict.evaluation == evaluate(plain.job, plain.plan)
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "etp"),
+    [
+        ({"tp": 2, "ep": 8}, "bridge", 1),
+        ({"tp": 2, "ep": 1}, "bridge", 2),
+        ({"tp": 2, "ep": 8}, "megatron-lm", 2),
+    ],
+)
+def test_an_expert_grid_that_is_not_described(
+    config: dict[str, int], target: str, etp: int, tmp_path: Path
+) -> None:
+    case = read_cases(file(tmp_path, {**GOOD, "target": target, "config": config}))[0]
+    assert (case.plan.etp, case.completed["etp"]) == (etp, etp)
+
+
 def test_rules_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--no-memory", file(tmp_path, LARGE)]) == 0
     assert "1: feasible" in capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_files_of_many(tmp_path: Path) -> None:
 
 def test_what_is_absent_is_completed_and_told(tmp_path: Path) -> None:
     case = case_of(tmp_path, gbs=None, config={"tp": 2, "pp": 4, "vpp": 3})
-    assert case.plan.sequence_parallel and case.plan.etp == 1 and case.plan.mbs == 1
+    assert case.plan.sequence_parallel and case.plan.etp == 2 and case.plan.mbs == 1
     # 16 Mi tokens of a MoE model; whole rounds of 4 micro-batches on 8 data-parallel ranks.
     assert case.job.gbs == 16 * 2**20 // 4096
     assert {"gbs", "sequence_parallel", "etp", "mbs", "precision"} <= set(case.completed)

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from mbsolve.constraints import docs
 from mbsolve.constraints.check import SPELLINGS, Violation, judged, violations, warnings
+from mbsolve.constraints.examples import bases, breaks, build_job, build_plan
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.placement import virtual_stages
 from mbsolve.constraints.rule import FACTS, Rule
@@ -21,74 +21,12 @@ from mbsolve.constraints.rules import catalogue, useful
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import DECISIONS, DERIVED, Plan, Settings
-from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import load_model, model_names
 
 HERE = Path(__file__).parent
-BREAKS: list[dict[str, Any]] = yaml.safe_load((HERE / "breaks.yaml").read_text())
+BREAKS = breaks()
 UPSTREAM: dict[str, list[str]] = json.loads((HERE / "catalogue_ids.json").read_text())
-
-
-class UnpaddedSettings(Settings, frozen=True):
-    """Settings with the one that turns the padding of the vocabulary off."""
-
-    make_vocab_size_divisible_by: int = 128
-
-
-JOBS: dict[str, dict[str, Any]] = {
-    "dsv3": {"model": "dsv3", "machine": "h100", "gpus": 256, "seq_len": 131072, "gbs": 128},
-    "dsv3-4k": {"model": "dsv3", "machine": "h100", "gpus": 1024, "seq_len": 4096, "gbs": 8192},
-    "qwen": {"model": "qwen3-30b-a3b", "machine": "h100", "gpus": 16, "seq_len": 4096, "gbs": 64},
-    "llama": {"model": "llama3-70b", "machine": "h100", "gpus": 64, "seq_len": 8192, "gbs": 64},
-    "nano": {"model": "nemotron-3-nano", "machine": "h100", "gpus": 16, "seq_len": 8192, "gbs": 64},
-    "lightning": {
-        "model": "nemotron-3.5-lightning",
-        "machine": "h100",
-        "gpus": 16,
-        "seq_len": 8192,
-        "gbs": 64,
-    },
-    "qwen-next": {"model": "qwen3-next-80b", "machine": "h100", "gpus": 64, "seq_len": 8192, "gbs": 64},
-    "gpt-oss": {"model": "gpt-oss-120b", "machine": "h100", "gpus": 32, "seq_len": 4096, "gbs": 64},
-}
-# Published configurations, but for gpt-oss, which only stands for experts with biases, and the hybrids.
-PLANS = {
-    "dsv3": Plan(
-        cp=32,
-        ep=32,
-        pp=8,
-        vpp=4,
-        pipeline_layout="Et*3|(tt|)*29m|L",
-        recompute_granularity="selective",
-        recompute_modules=("mla_up_proj", "layernorm", "mlp"),
-        dispatcher="deepep",
-    ),
-    "dsv3-4k": Plan(tp=2, ep=64, pp=16, sequence_parallel=True, pipeline_layout="Et*3|(t*4|)*14ttmL"),
-    "qwen": Plan(tp=2, pp=2, ep=4, sequence_parallel=True),
-    "llama": Plan(tp=4, pp=4, vpp=5, sequence_parallel=True),
-    "nano": Plan(ep=8),
-    "lightning": Plan(pp=4, ep=4, pipeline_layout="Et*16|t*12|t*12|t*12mmL"),
-    "qwen-next": Plan(tp=2, pp=4, ep=8, sequence_parallel=True),
-    "gpt-oss": Plan(tp=2, pp=4, ep=8, sequence_parallel=True),
-}
-
-
-def build_job(base: str, changes: Mapping[str, Any]) -> Job:
-    """A base job with changes, also of its settings, model and machine (a name, or fields of the card)."""
-    spec = JOBS[base]
-    fields = {**spec, **changes}
-    machine = changes.get("machine", {})
-    card = load_machine(machine if isinstance(machine, str) else spec["machine"])
-    fields["machine"] = card if isinstance(machine, str) else card.model_copy(update=machine)
-    fields["model"] = load_model(spec["model"]).model_copy(update=changes.get("model", {}))
-    fields["settings"] = UnpaddedSettings(**changes.get("settings", {}))
-    return Job(**fields)
-
-
-def build_plan(base: str, changes: Mapping[str, Any]) -> Plan:
-    """A base plan with changes, which need not make sense."""
-    update = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
-    return PLANS[base].model_copy(update=update)
+PLANS = {name: build_plan(name, {}) for name in bases()}
 
 
 def broken(job: Job, plan: Plan) -> list[Violation]:
@@ -242,6 +180,37 @@ def test_a_canonical_rule_refuses_a_legal_plan(id: str, base: str, changes: dict
     assert {r.id for r in CANONICAL if not r.holds(job.facts, plan.values())} == {id}
 
 
+@pytest.mark.parametrize(
+    ("id", "base", "job_changes", "changes"),
+    [
+        (
+            "canonical-local-router",
+            "qwen",
+            {"target": "megatron-lm"},
+            {"cuda_graph_impl": "local", "cuda_graph_scope": ("moe_router",)},
+        ),
+        (
+            "canonical-tp-overlap",
+            "llama",
+            {"settings": Settings(tp_comm_overlap=True)},
+            {"sequence_parallel": False},
+        ),
+    ],
+)
+def test_a_canonical_rule_refuses_what_the_stack_would_change(
+    id: str, base: str, job_changes: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    job, plan = build_job(base, job_changes), build_plan(base, changes)
+    assert broken(job, plan) == []
+    assert {r.id for r in CANONICAL if not r.holds(job.facts, plan.values())} == {id}
+
+
+def test_mxfp8_without_its_weights_is_a_warning() -> None:
+    job = build_job("qwen", {"machine": "gb200", "precision": "mxfp8"})
+    assert broken(job, PLANS["qwen"]) == []
+    assert [w.rule for w in warnings(job, PLANS["qwen"])] == ["mxfp8-memory-warning"]
+
+
 def test_recompute_of_missing_modules_is_a_warning() -> None:
     plan = build_plan(
         "llama", {"recompute_granularity": "selective", "recompute_modules": ["shared_experts"]}
@@ -266,7 +235,8 @@ def test_useful_switches() -> None:
 @pytest.mark.parametrize("name", model_names())
 def test_candidate_splits_that_are_legal_place_every_layer(name: str) -> None:
     model = load_model(name)
-    laws = [r for r in RULES if "split" in r.scope and r.kind == "hard"]
+    names = {"pp", "vpp", "split"}
+    laws = [r for r in RULES if "split" in r.scope and set(r.scope) <= names and r.kind == "hard"]
     for pp in (2, 3, 4, 8, 16):
         for vpp in (1, 2, 4):
             for split in splits(model, pp, vpp):
