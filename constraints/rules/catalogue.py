@@ -39,6 +39,7 @@ OURS = {
     "hybrid-no-ep-overlap": "fails when the schedule asks the model for its plan",
     "hybrid-no-layer-offload": "accepted in silence, without effect",
     "recompute-layers-range": "named by an error message, not validated",
+    "cg-whole-layer-moe": "later releases refuse it; before, it fails while the graph is captured",
     "cg-full-iteration-moe-sync": "fails while the graph is captured, not in a validator",
 }
 """Ids that no upstream validator has, with the reason to have them."""
@@ -162,6 +163,7 @@ RULES: tuple[Rule, ...] = (
     graphs.captured_experts_exist,
     graphs.captured_mlp_exists,
     graphs.captured_experts_are_padded,
+    graphs.whole_layers_hold_no_experts,
     graphs.full_recompute_excludes_layer_graphs,
     graphs.captured_router_is_not_replayed,
     graphs.overlap_leaves_experts_uncaptured,

@@ -116,6 +116,28 @@ def captured_experts_are_padded(cuda_graph_impl: str, graph_moe: bool, model: Mo
 
 
 @rule(
+    "cg-whole-layer-moe",
+    because="{cuda_graph_impl} graphs without a scope capture whole layers, and with them the experts of "
+    "{model.title}, whose token counts change from step to step; name a scope, as attn and moe_router",
+    source=megatron("megatron/core/transformer/cuda_graph_config.py, validate_moe_cuda_graph_support"),
+    targets=("bridge", "megatron-lm"),
+)
+def whole_layers_hold_no_experts(
+    cuda_graph_impl: str,
+    graph_attn: bool,
+    graph_mlp: bool,
+    graph_moe: bool,
+    graph_moe_router: bool,
+    graph_mamba: bool,
+    model: Model,
+) -> bool:
+    """Per-layer graphs of a model with experts need a scope."""
+    # moe_preprocess goes with moe_router, so it need not be asked for.
+    scopes = (graph_attn, graph_mlp, graph_moe, graph_moe_router, graph_mamba)
+    return not _per_layer(cuda_graph_impl) or any(scopes) or not model.is_moe
+
+
+@rule(
     "cg-full-recompute",
     because="full recompute works with full_iteration graphs or none, not with {cuda_graph_impl}",
     source=megatron(f"{CONFIG}:2858"),
