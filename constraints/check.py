@@ -28,6 +28,7 @@ __all__ = [
     "Repair",
     "Verdict",
     "Violation",
+    "broken_laws",
     "check",
     "judged",
     "violations",
@@ -198,13 +199,39 @@ def judged(
         `PartialModel`.
     """
     found, open_laws = [*_misspelt(plan)], list[str]()
-    for rule, because in _broken(job, plan, "hard", unknown):
+    broken = list(_broken(job, plan, "hard", unknown))
+    before = {rule.id for rule, because in broken if because is not None}
+    for rule, because in broken:
         if because is None:
             open_laws.append(rule.id)
             continue
-        mends = tuple(Repair(set=fields, text=text) for fields, text in repairs(rule, job, plan))
+        mends = _mends(rule, job, plan, unknown, before)
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=mends))
     return tuple(found), tuple(dict.fromkeys(open_laws))
+
+
+def broken_laws(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the ids of the laws that the plan breaks, without reasons and repairs."""
+    ids = [v.rule for v in _misspelt(plan)]
+    ids += [rule.id for rule, because in _broken(job, plan, "hard", unknown) if because is not None]
+    return tuple(dict.fromkeys(ids))
+
+
+def _mends(
+    rule: Rule, job: Job, plan: Plan, unknown: Collection[str], before: Collection[str]
+) -> tuple[Repair, ...]:
+    """Repairs of one rule: first those that break no other, then those that do, with the others named."""
+    sound, others = list[Repair](), list[Repair]()
+    for fields, text in repairs(rule, job, plan):
+        sizes = {name: value for name, value in fields.items() if name in Job.model_fields}
+        changed = plan.model_copy(update={n: v for n, v in fields.items() if n not in sizes})
+        after = broken_laws(job.model_copy(update=sizes), changed, unknown=unknown)
+        more = [law for law in after if law not in before or law == rule.id]
+        if more:
+            others.append(Repair(set=fields, text=f"{text} Then {', '.join(more)} must be mended too."))
+        else:
+            sound.append(Repair(set=fields, text=text))
+    return (*sound, *others)
 
 
 def violations(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Violation, ...]:

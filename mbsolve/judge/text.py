@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mbsolve.constraints.check import Verdict
+from mbsolve.constraints.evaluate import fits
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.report import words
@@ -89,6 +90,9 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
         f"allocated, {words.gib(s.peak_device_bytes)} on the device, at {s.peak_moment}"
         for s in e.stages
     ]
+    over = [name for name, ok in fits(case.job, e).items() if not ok]
+    if over:
+        totals.append(f"does not fit: {', '.join(over)} (a margin of {case.job.margin:.0%} is kept free)")
     parts = [
         "\n".join(lines),
         section("Totals", totals, width),

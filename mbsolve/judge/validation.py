@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from mbsolve.constraints.check import judged
+from mbsolve.constraints.check import broken_laws
 from mbsolve.constraints.evaluate import (
     plan_moments,
     priced,
@@ -203,7 +203,7 @@ def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, mem
     job, model = case.job, case.job.model
     if isinstance(model, PartialModel):
         return RowResult(**notes, reason=f"no card for the model {model.name}")
-    illegal = tuple(v.rule for v in judged(job, case.plan, unknown=case.unknown)[0])
+    illegal = broken_laws(job, case.plan, unknown=case.unknown)
     torn = [rule for rule in illegal if rule in GRIDS]
     if torn:
         # Without whole grids there is no number of replicas, hence no step to predict.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mbsolve.cli import main
-from mbsolve.constraints.check import Verdict
+from mbsolve.constraints.check import Verdict, broken_laws, judged
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.judge.cases import read_cases
 
@@ -92,6 +92,19 @@ def test_an_expert_grid_that_is_not_described(
     assert (case.plan.etp, case.completed["etp"]) == (etp, etp)
 
 
+def test_a_repair_that_breaks_another_rule_says_so(tmp_path: Path) -> None:
+    config = {"tp": 2, "pp": 2, "vpp": 3, "pipeline_layout": "Et*16|t*16L"}
+    job = {"model": "llama3-8b", "gpus": 8, "seq_len": 8192, "gbs": 64, "config": config}
+    (case,) = read_cases(file(tmp_path, job))
+    (broken,) = judged(case.job, case.plan)[0]
+    told = [repair.text for repair in broken.repairs]
+    assert told[0].startswith("Set pipeline_layout") and "Then" not in told[0]
+    assert any("Set pp to 4. Then layout-stage-count must be mended too." in text for text in told)
+    for repair in broken.repairs:
+        left = broken_laws(case.job, case.plan.model_copy(update=repair.set))
+        assert bool(left) == ("Then" in repair.text)
+
+
 def test_rules_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--no-memory", file(tmp_path, LARGE)]) == 0
     assert "1: feasible" in capsys.readouterr().out
@@ -129,6 +142,7 @@ def test_evaluate_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert "not legal:" in out
     assert main(["evaluate", file(tmp_path, LARGE)]) == 0
+    assert "does not fit" in capsys.readouterr().out
 
 
 def test_diff_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
