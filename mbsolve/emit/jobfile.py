@@ -7,93 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mbsolve.emit import spellings as spell
+from mbsolve.emit.entry import SIZES, Entry
 from mbsolve.errors import InputError, did_you_mean
 
-__all__ = ["Entry", "read_entries", "read_file"]
-
-SIZES = ("gpus", "gpus_per_node", "block_gpus", "seq_len", "gbs")
+__all__ = ["Entry", "entries_of", "parse"]
 
 
-@dataclass
-class Entry:
-    """One job of a file.
-
-    Parameters
-    ----------
-    name : the entry's ``id``, or its place in the file.
-    model, hardware : a name, or a mapping of dimensions; None when absent.
-    sizes : `SIZES` that are stated.
-    precision, target, margin : None when absent.
-    plan, settings : fields of the plan and of the settings that are stated.
-    model_changes : fields of the model that the configuration changes.
-    read_as : what was named loosely -> how it was read.
-    ignored : what nothing here depends on -> why.
-    models : models that the file itself defines.
-    skipped : why the entry is no configuration to judge; None when it is one.
-    """
-
-    name: str
-    model: Any = None
-    hardware: Any = None
-    sizes: dict[str, Any] = field(default_factory=dict)
-    precision: str | None = None
-    target: str | None = None
-    margin: float | None = None
-    plan: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    model_changes: dict[str, Any] = field(default_factory=dict)
-    read_as: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    models: Mapping[str, Any] = field(default_factory=dict)
-    skipped: str | None = None
-
-    def state(self, where: str, name: str, value: Any) -> None:
-        """Take a field with our name; None says nothing.
-
-        Raises
-        ------
-        InputError
-            if another spelling gave it another value.
-        """
-        if value is None:
-            return
-        if name in spell.PLAN_FIELDS:
-            home = self.plan
-        elif name in spell.SETTING_FIELDS:
-            home = self.settings
-        elif name in SIZES:
-            home = self.sizes
-        else:
-            home = self.model_changes
-        value = spell.plain(value)
-        if name in home and home[name] != value:
-            raise InputError(f"{where}: {name} is given twice, as {home[name]!r} and as {value!r}.")
-        home[name] = value
-
-
-def read_file(path: str | Path) -> Any:
-    """The content of a YAML or JSON file.
+def parse(path: str | Path, text: str) -> Any:
+    """The content of a YAML or JSON file, from its text.
 
     Raises
     ------
     InputError
-        if it cannot be read or parsed.
+        if it cannot be parsed.
     """
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise InputError(f"The file {path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"The file {path} is not text in UTF-8.") from error
+        return json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
     except json.JSONDecodeError as error:
         raise InputError(f"The file {path} is not valid JSON at line {error.lineno}: {error.msg}.") from error
     except yaml.YAMLError as error:
@@ -105,15 +40,14 @@ def read_file(path: str | Path) -> Any:
         raise InputError(f"The file {path} holds a value that cannot be built: {error}.") from error
 
 
-def read_entries(path: str | Path) -> list[Entry]:
-    """The jobs of a file: one mapping, a list of them, or a mapping with ``cases`` (and ``models``).
+def entries_of(path: str | Path, raw: Any) -> list[Entry]:
+    """The jobs of a file's content: one mapping, a list of them, or a mapping with ``cases`` (and ``models``).
 
     Raises
     ------
     InputError
         one sentence: the entry, the field, its value, and what is allowed.
     """
-    raw = read_file(path)
     models: Mapping[str, Any] = {}
     if isinstance(raw, Mapping) and "cases" in raw:
         if isinstance(raw.get("models"), Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.jobfile import Entry, read_entries
+from mbsolve.emit.entry import Entry
+from mbsolve.emit.formats import Given, read_entries
 from mbsolve.errors import InputError
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import load_model
@@ -37,6 +38,8 @@ class Case:
     completed : field -> value for what was absent and was completed.
     told : what was read loosely or ignored, in words.
     skipped : why there is nothing to judge; None when there is.
+    unmodelled : options under which memory and time are another thing; the laws alone are judged.
+    file : the file that it is from.
     """
 
     name: str
@@ -46,17 +49,21 @@ class Case:
     completed: dict[str, Any]
     told: tuple[str, ...] = ()
     skipped: str | None = None
+    unmodelled: tuple[str, ...] = ()
+    file: str = ""
 
 
-def read_cases(path: str | Path) -> list[Case]:
-    """Every job of a file.
+def read_cases(path: str | Path, given: Given | None = None) -> list[Case]:
+    """Every job of a file; ``given`` fills what it leaves open.
 
     Raises
     ------
     InputError
         one sentence: the job, the field, its value, and what is allowed.
     """
-    return [case_of(entry, f"{path}: job {entry.name}") for entry in read_entries(path)]
+    entries = read_entries(path, given)
+    cases = [case_of(one, str(path) if one.form else f"{path}: job {one.name}") for one in entries]
+    return [replace(case, file=str(path)) for case in cases]
 
 
 def case_of(entry: Entry, where: str) -> Case:
@@ -80,8 +87,7 @@ def case_of(entry: Entry, where: str) -> Case:
 
 def _case(entry: Entry) -> Case:
     completed: dict[str, Any] = {}
-    told = [f"{name} was read: {text}" for name, text in entry.read_as.items()]
-    told += [f"{name} was ignored: {text}" for name, text in entry.ignored.items()]
+    told = _told(entry)
     machine = machine_of(entry.hardware, completed)
     model = model_of(entry.model, entry.models, entry.model_changes, completed)
     sizes = dict(entry.sizes)
@@ -114,7 +120,31 @@ def _case(entry: Entry) -> Case:
             job = job.model_copy(update={"gbs": gbs})
             completed["gbs"] = gbs
             unknown -= {"gbs"}
-    return Case(entry.name, job, plan, frozenset(unknown), completed, tuple(told), entry.skipped)
+    return Case(
+        entry.name,
+        job,
+        plan,
+        frozenset(unknown),
+        completed,
+        told,
+        skipped=entry.skipped,
+        unmodelled=tuple(entry.unmodelled),
+    )
+
+
+def _told(entry: Entry) -> tuple[str, ...]:
+    """How the file was read, in words."""
+    told = [f"read as {entry.form}"] if entry.form else []
+    told += [f"{name} was read: {text}" for name, text in entry.read_as.items()]
+    told += [f"{name} was ignored: {text}" for name, text in entry.ignored.items()]
+    told += [
+        f"{name} is not modelled ({text}): memory and time are not judged"
+        for name, text in entry.unmodelled.items()
+    ]
+    if entry.passed:
+        options = "option was" if entry.passed == 1 else "options were"
+        told.append(f"{entry.passed} other {options} passed over")
+    return tuple(told)
 
 
 def _plan_fields(entry: Entry, completed: dict[str, Any]) -> dict[str, Any]:
