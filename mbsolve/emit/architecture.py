@@ -123,6 +123,8 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         out["learned_positions"] = said["max_position_embeddings"]
     if said.get("softmax_type") == "learnable":
         out["attention_sink"] = True
+    if whole:
+        _settle(out, mla)
     _experts(said, out, whole)
     _windows(said, out)
     pattern = said.get("hybrid_layer_pattern") or said.get("hybrid_override_pattern")
@@ -131,14 +133,14 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         if whole:
             out.pop("num_layers", None)
             out["num_layers"] = len(str(pattern).replace("|", "").partition("/")[0])
-    if whole:
-        _settle(out, mla)
     return out
 
 
 def _settle(out: dict[str, Any], mla: bool) -> None:
     """What one key makes of another where all are said."""
-    heads = out.get("num_attention_heads")
+    heads, hidden = out.get("num_attention_heads"), out.get("hidden_size")
+    if "ffn_hidden_size" not in out and isinstance(hidden, int):
+        out["ffn_hidden_size"] = 4 * hidden
     if mla:
         out.pop("num_query_groups", None)
         out.pop("head_dim", None)

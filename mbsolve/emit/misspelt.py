@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from mbsolve.emit.configtree import KNOWN
-from mbsolve.emit.passed import INNOCENT, MATTERS, QUIET, REPLACES
+from mbsolve.emit.configtree import DIRECT, KNOWN
+from mbsolve.emit.passed import INNOCENT, INNOCENT_KEYS, MATTERS, QUIET, REPLACES
 from mbsolve.errors import InputError
 
 __all__ = ["check_flag", "check_key"]
 
-NEAR = 0.85
+NEAR = 0.82
 # Sections of a Megatron-Bridge configuration.
 SECTIONS = frozenset(
     [
@@ -21,6 +21,8 @@ SECTIONS = frozenset(
         *("optimizer_config_override_provider",),
     ]
 )
+# Sections that repeat no key of another.
+STRICT = ("model", "train", "optimizer", "ddp", "mixed_precision", "comm_overlap")
 _LAST = {key.rpartition(".")[2]: key for key in reversed(KNOWN)}
 
 
@@ -32,17 +34,25 @@ def check_key(where: str, parts: list[str]) -> None:
     InputError
         with the key that was meant.
     """
-    key = ".".join(parts)
-    if key in KNOWN or key in QUIET or parts[0] == "env_vars":
+    key, last = ".".join(parts), parts[-1]
+    if key in KNOWN or key in QUIET or key in SECTIONS or parts[0] == "env_vars":
         return
-    known_section = len(parts) > 1 and parts[0] in SECTIONS
-    meant = None
-    if not known_section or len(parts) == 2:
-        meant = _near(key, [*KNOWN, *SECTIONS] if len(parts) == 1 else KNOWN)
-    if meant is None and not known_section:
-        meant = _LAST.get(parts[-1])
-    if meant is not None and key not in SECTIONS:
+    if parts[0] not in SECTIONS:
+        meant = _near(key, [*KNOWN, *SECTIONS]) or _LAST.get(last)
+    elif last in INNOCENT_KEYS or last in MATTERS or last in REPLACES:
+        meant = None
+    else:
+        own = [known.partition(".")[2] for known in KNOWN if known.startswith(f"{parts[0]}.")]
+        near = _near(last, own)
+        meant = f"{parts[0]}.{near}" if near else _elsewhere(parts)
+    if meant is not None:
         raise InputError(f"{where}: the key {key!r} is not known; did you mean {meant!r}?")
+
+
+def _elsewhere(parts: list[str]) -> str | None:
+    """The key of another section with the same last name; datasets repeat some."""
+    meant = _LAST.get(parts[-1])
+    return meant if meant in DIRECT and parts[0] in STRICT and len(parts) == 2 else None
 
 
 def check_flag(where: str, flag: str, known: Collection[str]) -> None:

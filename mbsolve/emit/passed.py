@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["HARMLESS", "INNOCENT", "MATTERS", "QUIET", "REPLACES", "matter"]
+__all__ = ["HARMLESS", "INNOCENT", "INNOCENT_KEYS", "MATTERS", "QUIET", "REPLACES", "matter"]
 
 # What turns an option off, so that nothing need be said of it.
 HARMLESS: Final = (None, False, 0, "", "none", "no_shard")
@@ -112,6 +112,21 @@ INNOCENT: Final = frozenset(
         "--eval-micro-batch-size",
         "--encoder-num-layers",
         "--decoder-num-layers",
+        "--moe-router-force-load-balancing",
+        "--inference-moe-token-dispatcher-type",
+        "--rl-inference-pipeline-model-parallel-size",
+        "--no-pad-vocab-size",
+        "--vocab-file",
+    ]
+)
+INNOCENT_KEYS: Final = frozenset(
+    [
+        *(flag.removeprefix("--").replace("-", "_") for flag in INNOCENT),
+        "tp_comm_overlap_rs",
+        "tp_comm_overlap_ag",
+        "original_max_position_embeddings",
+        "params_dtype",
+        "fp4_param",
     ]
 )
 

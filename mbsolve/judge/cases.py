@@ -173,7 +173,8 @@ def _default_batch(job: Job, plan: Plan) -> int | None:
     """Sequences of the model's default batch, in whole micro-batches of every data-parallel rank."""
     try:
         tokens = job.model.default_tokens_per_batch()
-    except UnknownDimensionError:
+    except (UnknownDimensionError, ValueError):
+        # A model of which only some dimensions are known has no number of parameters.
         return None
     dp = max(1, job.gpus // (plan.tp * plan.cp * plan.pp))
     unit = dp * plan.mbs * (plan.pp if plan.vpp > 1 else 1)
