@@ -12,12 +12,13 @@ from mbsolve.emit.architecture import ARCHITECTURE, NotModelledError, dimensions
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.hybrid import layout_of
 from mbsolve.emit.hydra import Tree
-from mbsolve.emit.literals import dtype_of, plain_object
+from mbsolve.emit.literals import dtype_of
 from mbsolve.emit.numbers import NUMBERS, gradients, read_precision
-from mbsolve.emit.passed import MATTERS, QUIET, REPLACES, matter
+from mbsolve.emit.passed import MATTERS, REPLACES, matter
+from mbsolve.emit.section import Section
 from mbsolve.errors import InputError
 
-__all__ = ["KNOWN", "Section", "fill_entry"]
+__all__ = ["DIRECT", "KNOWN", "fill_entry"]
 
 DIRECT: Final = {
     "train.micro_batch_size": "mbs",
@@ -80,64 +81,10 @@ SPECIAL: Final = (
 )
 # Every key that is read, for a proposal when one is misspelt.
 KNOWN: Final = (*DIRECT, *SPECIAL, *NUMBERS, *(f"model.{name}" for name in ARCHITECTURE))
+# Keys that may say layers which no card can.
+TURNS: Final = ("moe_layer_freq", "window_size", "window_attn_skip_freq")
 # Virtual stages of a saved layout, as the letters of a layout string.
 LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-
-
-class Section:
-    """A tree that remembers which keys were asked for."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self.asked: set[str] = set()
-
-    def get(self, key: str) -> Any:
-        """The value of ``section.key``; None when it is absent or null."""
-        self.asked.add(key)
-        section, _, name = key.partition(".")
-        node = self.tree.get(section)
-        value = plain_object(node.get(name)) if isinstance(node, dict) else None
-        return None if value == "none" and not key.endswith("cuda_graph_impl") else value
-
-    def switch(self, key: str) -> bool | None:
-        """The value of a switch.
-
-        Raises
-        ------
-        InputError
-            if it is neither on nor off.
-        """
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise InputError(f"{key} is {value!r}, but it must be true or false.")
-        return value
-
-    def words(self, key: str) -> tuple[str, ...] | None:
-        """The value of a list of words; one word is a list too.
-
-        Raises
-        ------
-        InputError
-            if it holds something else.
-        """
-        value = self.get(key)
-        if value is None:
-            return None
-        if isinstance(value, str):
-            value = [one.strip() for one in value.split(",")]
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise InputError(f"{key} is {value!r}, but it must be a list of words.")
-        return tuple(value)
-
-    def rest(self) -> Iterator[tuple[str, Any]]:
-        """The keys that nobody asked for, with their values."""
-        for section, node in self.tree.items():
-            if not isinstance(node, dict):
-                continue
-            for name, value in node.items():
-                key = f"{section}.{name}"
-                if not str(name).startswith("_") and key not in self.asked and key not in QUIET:
-                    yield key, plain_object(value)
 
 
 def fill_entry(where: str, out: Entry, tree: Tree, *, whole: bool, flags: bool = False) -> None:
@@ -153,14 +100,21 @@ def fill_entry(where: str, out: Entry, tree: Tree, *, whole: bool, flags: bool =
     Raises
     ------
     InputError
-        one sentence that starts with ``where`` or with the key.
+        one sentence that starts with ``where``.
     """
-    given = Section(tree)
+    try:
+        _read(where, out, Section(tree), whole, flags)
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def _read(where: str, out: Entry, given: Section, whole: bool, flags: bool) -> None:
     for key, field in DIRECT.items():
         out.state(where, field, dtype_of(given.get(key)))
     for read in (_sizes, _stages, _experts, _overlap, _optimizer, _offload, _graphs):
         read(where, out, given)
-    read_precision(where, out, given.get, tree)
+    read_precision(where, out, given.get, given.tree)
     gradients(where, out, given.get)
     _architecture(out, given, whole)
     if flags:
@@ -280,7 +234,7 @@ def _architecture(out: Entry, given: Section, whole: bool) -> None:
         found = dimensions(said, whole=whole)
     except NotModelledError as error:
         out.skipped = f"{error}, which is not modelled"
-        return
+        found = dimensions({k: v for k, v in said.items() if k not in TURNS}, whole=whole)
     if whole:
         out.model = {"name": "unnamed model", "dims": "its own", **found}
     else:

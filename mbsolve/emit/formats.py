@@ -80,8 +80,10 @@ def _entries(path: str | Path, text: str) -> list[Entry]:
         raw, fault = parse(path, text), None
     except InputError as error:
         raw, fault = None, error
-    if isinstance(raw, list) or _is_mapping(path, raw):
+    if isinstance(raw, dict) and _is_written(path, raw):
         return [dump_entry(path, raw)] if is_dump(raw) else entries_of(path, raw)
+    if isinstance(raw, list):
+        return entries_of(path, raw)
     if MARK not in text and len(text) < MOST and Path(path).suffix != ".json":
         entry = _launched(path, text)
         if entry is not None:
@@ -91,10 +93,8 @@ def _entries(path: str | Path, text: str) -> list[Entry]:
     return entries_of(path, raw)
 
 
-def _is_mapping(path: str | Path, raw: Any) -> bool:
-    """Whether YAML found a mapping that somebody wrote as one: a script with a colon in it can look like one too."""
-    if not isinstance(raw, dict):
-        return False
+def _is_written(path: str | Path, raw: dict[Any, Any]) -> bool:
+    """Whether somebody wrote a mapping as one: to YAML a script with a colon in it can look like one too."""
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         return True
     return all(isinstance(key, str) and not any(letter.isspace() for letter in key) for key in raw)

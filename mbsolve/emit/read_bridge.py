@@ -100,6 +100,7 @@ def _arguments(where: str, out: Entry, words: Sequence[str]) -> None:
             out.ignored[f"${unknown}"] = "what it holds is not in the file"
             continue
         keys.append(_override(where, tree, word, unknown))
+        out.passed += unknown is not None
     for name, value in short.items():
         section, _, field = SHORT[name].partition(".")
         _known(where, SHORT[name], value)

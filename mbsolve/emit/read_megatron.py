@@ -14,7 +14,7 @@ from mbsolve.emit.launcher import read_launcher
 from mbsolve.emit.literals import literal
 from mbsolve.emit.megatron_flags import DEFAULTS, LISTS, SWITCHES, VALUES
 from mbsolve.emit.misspelt import check_flag
-from mbsolve.emit.passed import MATTERS, REPLACES
+from mbsolve.emit.passed import MATTERS, REPLACES, matter
 from mbsolve.emit.script import Call, unknown_in
 from mbsolve.errors import InputError
 
@@ -128,10 +128,11 @@ def _other(where: str, out: Entry, flag: str, values: list[str]) -> None:
     """A flag that is not modelled."""
     name = flag.removeprefix("--").replace("-", "_")
     value: Any = literal(values[0]) if values else True
-    if name in REPLACES and value not in (0, "no_shard", "none"):
-        out.unmodelled[name] = REPLACES[name]
-    elif name in MATTERS and value not in (0, "none", 1.0 if values else None):
-        out.ignored[name] = MATTERS[name]
+    if matter(name, value):
+        if name in REPLACES:
+            out.unmodelled[name] = REPLACES[name]
+        else:
+            out.ignored[name] = MATTERS[name]
     else:
         check_flag(where, flag, KNOWN)
         out.passed += 1

@@ -179,15 +179,12 @@ class _Scanner:
         text = self.text
         if text[self.at] == "`":
             return Part("output", self.upto("`"), quoted)
-        if text.startswith("$((", self.at):
-            end = text.find("))", self.at)
-            if end >= 0:
-                found = text[self.at + 3 : end]
-                self.at = end + 2
-                return Part("sum", found, quoted)
         for opening, closing, kind in (("$(", ")", "output"), ("${", "}", "variable")):
             if text.startswith(opening, self.at):
-                return Part(kind, self.balanced(opening[1], closing), quoted)
+                inner = self.balanced(opening[1], closing)
+                if kind == "output" and inner[:1] == "(" and inner[-1:] == ")":
+                    return Part("sum", inner[1:-1], quoted)
+                return Part(kind, inner, quoted)
         self.at += 1
         name = NAME.match(text, self.at)
         if name:

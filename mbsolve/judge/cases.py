@@ -22,6 +22,9 @@ __all__ = ["Case", "case_of", "read_cases"]
 
 # What stands in for a size that is not known; no rule that reads the size is judged.
 PLACEHOLDER = 4096
+# No machine is larger; mends that ask for more GPUs would be without end.
+MOST = 100_000
+DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp")
 # A job is built with this model where its own is only known in part, then given its own.
 STAND_IN = "llama3-8b"
 
@@ -100,6 +103,9 @@ def _case(entry: Entry) -> Case:
         if value is None:
             completed[name] = default
     plan = Plan(**_plan_fields(entry, completed))
+    for name in DEGREES:
+        if getattr(plan, name) > MOST:
+            raise InputError(f"{name} is {getattr(plan, name)}, but it must be at most {MOST}.")
     job = make_job(
         model=load_model(STAND_IN) if isinstance(model, PartialModel) else model,
         hardware=machine,

@@ -35,7 +35,7 @@ def some(words: tuple[str, ...]) -> st.SearchStrategy[tuple[str, ...]]:
     return st.lists(st.sampled_from(words), unique=True, max_size=3).map(tuple)
 
 
-RECOMPUTE = st.one_of(
+RECOMPUTE: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries(
         {"recompute_granularity": st.just("selective"), "recompute_modules": some(RECOMPUTE_MODULES)}
