@@ -132,7 +132,7 @@ def evaluate_case(case: Case) -> Evaluated:
     if case.skipped is not None:
         return Evaluated(**notes, reason=case.skipped)
     if case.unmodelled:
-        return Evaluated(**notes, reason=f"{' and '.join(case.unmodelled)} is not modelled")
+        return Evaluated(**notes, reason=f"it depends on {' and '.join(case.unmodelled)}")
     if case.unknown:
         return Evaluated(**notes, reason=f"{' and '.join(sorted(case.unknown))} must be stated")
     try:
