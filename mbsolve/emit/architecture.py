@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mbsolve.errors import InputError
+from mbsolve.models.kinds import MTP, SYMBOLS
 
 __all__ = ["ARCHITECTURE", "NotModelledError", "dimensions", "first_dense"]
 
@@ -129,6 +130,9 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     _windows(said, out)
     pattern = said.get("hybrid_layer_pattern") or said.get("hybrid_override_pattern")
     if pattern is not None:
+        main, *blocks = str(pattern).split(MTP)
+        if not set(main + "".join(blocks)) <= {*SYMBOLS, "|"} or any(len(block) != 2 for block in blocks):
+            raise NotModelledError("the layer pattern has other symbols than " + " ".join(SYMBOLS))
         out["layer_pattern"] = str(pattern).replace("|", "")
         if whole:
             out.pop("num_layers", None)

@@ -82,7 +82,10 @@ SPECIAL: Final = (
 # Every key that is read, for a proposal when one is misspelt.
 KNOWN: Final = (*DIRECT, *SPECIAL, *NUMBERS, *(f"model.{name}" for name in ARCHITECTURE))
 # Keys that may say layers which no card can.
-TURNS: Final = ("moe_layer_freq", "window_size", "window_attn_skip_freq")
+TURNS: Final = (
+    *("moe_layer_freq", "window_size", "window_attn_skip_freq"),
+    *("hybrid_layer_pattern", "hybrid_override_pattern"),
+)
 # Virtual stages of a saved layout, as the letters of a layout string.
 LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 

@@ -60,6 +60,8 @@ def read_entries(path: str | Path, given: Given | None = None) -> list[Entry]:
         _fill(where, entry, given or Given())
         if entry.form and entry.model is None:
             raise InputError(f"{where} does not say which model it trains: name it with --model.")
+        if entry.form and isinstance(entry.model, dict) and "vocab_size" not in entry.model:
+            entry.read_as["vocab_size"] = "unknown, so memory is not judged; --model names a card that has it"
     return entries
 
 

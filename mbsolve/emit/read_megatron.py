@@ -52,6 +52,9 @@ def flags_entry(path: str | Path, call: Call) -> Entry:
         tree["model"] = {k: v for k, v in tree["model"].items() if f"model.{k}" not in _ARCHITECTURE_DEFAULTS}
     fill_entry(where, out, tree, whole=whole, flags=True)
     _batch(where, out)
+    if out.plan.get("tp", 1) == 1 and out.plan.get("sequence_parallel"):
+        out.plan["sequence_parallel"] = False
+        out.read_as["sequence_parallel"] = "off, as the program sets it without tensor parallelism"
     return out
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mbsolve.emit.branches import CLOSING, Branches, holds
 from mbsolve.emit.shell import Part, Word, parts_of, tokens
 from mbsolve.errors import InputError
 
@@ -25,8 +26,7 @@ EXPANSION: Final = re.compile(
     r"(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=])(?P<default>.*))?", re.DOTALL
 )
 DECLARING: Final = frozenset(["export", "local", "declare", "readonly", "typeset"])
-OPENING: Final = frozenset(["if", "for", "while", "until", "case", "select", "function"])
-CLOSING: Final = frozenset(["fi", "done", "esac", "}"])
+CHAINING: Final = ("&&", "||")
 LEADING: Final = frozenset(
     ["if", "then", "elif", "else", "while", "until", "do", "{", "!", "eval", "exec", "time"]
 )
@@ -80,54 +80,65 @@ class _Script:
 
     def follow(self, text: str, nested: int) -> Iterator[Call]:
         command: list[Word] = []
-        depth, last = 0, "\n"
+        branches, last = Branches(), "\n"
         for token in [*tokens(text), "\n"]:
             if isinstance(token, Word):
                 command.append(token)
                 continue
+            chained = token in CHAINING
             if command:
-                depth, found = self.command(command, depth, last in ("&&", "||"), nested)
-                yield from found
+                yield from self.command(command, branches, last in CHAINING, chained, nested)
             # A function's name and its brackets are no command.
             last, command = token, []
 
     def command(
-        self, words: Sequence[Word], depth: int, conditional: bool, nested: int
-    ) -> tuple[int, list[Call]]:
-        """One simple command; gives the depth of branches behind it, and the call if it is one."""
+        self, words: Sequence[Word], branches: Branches, conditional: bool, chained: bool, nested: int
+    ) -> list[Call]:
+        """One simple command; gives the call if it is one.
+
+        ``conditional`` and ``chained`` say that another condition stands before it, and behind it.
+        """
         words = list(words)
         while words and (head := _bare(words[0])) is not None:
-            if head in OPENING or head == "{":
-                depth += 1
-            elif head in CLOSING:
-                depth = max(0, depth - 1)
+            condition = self.test(words[1:]) if head in ("if", "elif") else None
+            branches.enter(head, condition)
+            if head in ("if", "elif") and chained:
+                branches.doubt()
             if head in ("for", "select") and len(words) > 1:
                 self.put(_bare(words[1]) or "", [_unknown(_bare(words[1]))], False)
-                return depth, []
+                return []
             if head not in LEADING and head not in CLOSING:
                 break
             words.pop(0)
-        branch = depth > 0 or conditional
+        if branches.dead:
+            return []
+        branch = branches.open or conditional
         while words and self.assigned(words[0], branch):
             words.pop(0)
         if not words:
-            return depth, []
+            return []
         head = _bare(words[0]) or ""
         if head in DECLARING:
             for word in words[1:]:
                 self.assigned(word, branch)
-            return depth, []
+            return []
         expanded = [text for word in words for text in self.expand(word)]
-        if head in PRINTING:
-            return depth, []
         found = [text for text in expanded if self.wanted(text)]
+        if head in PRINTING or not found:
+            return []
         inner = [text for text in found if any(letter.isspace() for letter in text)]
         if inner and nested < DEPTH:
-            return depth, [call for text in inner for call in self.follow(text, nested + 1)]
-        if not found:
-            return depth, []
+            return [call for text in inner for call in self.follow(text, nested + 1)]
         known = {name: values[0] for name, values in self.values.items() if values}
-        return depth, [Call(tuple(expanded), known)]
+        return [Call(tuple(expanded), known)]
+
+    def test(self, words: Sequence[Word]) -> bool | None:
+        """Whether the test behind an ``if`` holds; None where that is not known."""
+        heads = [_bare(word) for word in words]
+        if len(words) < 3 or (heads[0], heads[-1]) not in (("[", "]"), ("[[", "]]")):
+            return None
+        texts = ["".join(" ".join(self.pieces((part,), True)) for part in word.parts) for word in words[1:-1]]
+        return holds([None if unknown_in(text) is not None else text for text in texts])
 
     def assigned(self, word: Word, branch: bool) -> bool:
         """Take an assignment; whether the word was one."""
@@ -213,7 +224,7 @@ class _Script:
             return [_unknown(text)]
         values = self.values.get(found["name"])
         if (not values or values == [""]) and found["default"] is not None:
-            default = "".join(self.pieces(parts_of(found["default"]), True)) if self.deeper() else ""
+            default = self.default(found["default"])
             if found["how"].endswith("="):
                 self.put(found["name"], [default], True)
             return [default]
@@ -223,10 +234,12 @@ class _Script:
             return values[:1]
         return [" ".join(values)] if "*" in found["all"] else values
 
-    def deeper(self) -> bool:
-        """Count one more default, which may hold another."""
+    def default(self, text: str) -> str:
+        """The value of a default, which may hold another one."""
         self.count(100)
-        return True
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        return "".join(self.pieces(parts_of(text), True))
 
     def sum(self, text: str) -> str:
         """The result of whole-number arithmetic; marked as unknown when a name is, or when it is more than that."""

@@ -212,6 +212,18 @@ def test_what_is_not_modelled_is_told(flags: str, name: str, tmp_path: Path) -> 
     assert any(name in text for text in verdict(call(tmp_path, flags)).told)
 
 
+def test_without_tensor_parallelism_sequences_are_not_parallel(tmp_path: Path) -> None:
+    case = call(tmp_path, "--sequence-parallel")
+    assert not case.plan.sequence_parallel
+    assert any(text.startswith("sequence_parallel was read: off") for text in case.told)
+
+
+def test_a_vocabulary_that_is_not_stated_is_told(tmp_path: Path) -> None:
+    flags = MODEL.replace("--vocab-size 32000", "")
+    case = case_of(tmp_path, f"torchrun --nproc-per-node 8 pretrain_gpt.py {flags}")
+    assert any(text.startswith("vocab_size was read: unknown") for text in case.told)
+
+
 def test_a_model_without_its_size_is_asked_for(tmp_path: Path) -> None:
     flags = "pretrain_gpt.py --bf16 --seq-length 4096 --use-checkpoint-args"
     assert "name it with --model" in refusal(tmp_path, flags)
@@ -230,6 +242,15 @@ def test_a_model_without_its_size_is_asked_for(tmp_path: Path) -> None:
         ("A=1\nfor i in 1 2; do\n run $A\ndone", ["run", "1"]),
         ("run a > f 2>&1 < g", ["run", "a"]),
         ("C=1 run a | tee b", ["run", "a"]),
+        ('A=x\nif [ "$A" == "x" ]; then B=1; else B=2; fi\nrun $B', ["run", "1"]),
+        (
+            "A=x\nif [[ $A != x ]]; then\n B=1\nelif [[ $A = x ]]; then\n B=2\nelse\n B=3\nfi\nrun $B",
+            ["run", "2"],
+        ),
+        ("A=3\nB=0\nif [ $A -gt 2 ]; then B=1; fi\nrun $B", ["run", "1"]),
+        ("A=3\nif [ $A -gt 5 ]; then run 1; else run 2; fi", ["run", "2"]),
+        ('A=()\nif [ -z "" ]; then A+=("--x 1"); fi\nrun ${A[@]}', ["run", "--x", "1"]),
+        ("run ${A:-\"5\"} ${B-'6'}", ["run", "5", "6"]),
     ],
 )
 def test_words_of_the_shell(text: str, words: list[str]) -> None:
@@ -244,6 +265,9 @@ def test_words_of_the_shell(text: str, words: list[str]) -> None:
         ("run $(date)", "command-output"),
         ("if true; then A=1; fi\nrun $A", "A"),
         ("for A in 1 2; do run $A; done", "A"),
+        ('B=1\nif [ "$B" = 1 ] || [ -d x ]; then A=1; fi\nrun $A', "A"),
+        ("case $B in 1) A=1 ;; *) A=2 ;; esac\nrun $A", "A"),
+        ("if [ -f x ]; then A=1; elif [ 1 = 1 ]; then A=2; fi\nrun $A", "A"),
         ("A=1\n[ -z x ] && A=2\nrun $A", "A"),
         ("run ${A%.*}", "A"),
         ("run $1", "1"),

@@ -47,7 +47,11 @@ OVERRIDES = st.lists(
 ).map("\n".join)
 CALLS = st.lists(
     st.builds("{} {}".format, st.sampled_from((*FLAGS, "--other")), st.sampled_from(VALUES)), max_size=4
-).map(lambda flags: f"torchrun --nproc-per-node 8 pretrain_gpt.py {MODEL} {' '.join(flags)}")
+).flatmap(
+    lambda flags: st.sampled_from((MODEL, "")).map(
+        lambda model: f"torchrun --nproc-per-node 8 pretrain_gpt.py {model} {' '.join(flags)}"
+    )
+)
 SCRIPTS = st.lists(
     st.sampled_from(
         (
