@@ -6,15 +6,38 @@ import json as encoder
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from mbsolve.emit.formats import Given
 
 T = TypeVar("T")
 
 OK, NO = 0, 3
+FORMATS = ("text", "json", "github")
 
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Job files, YAML or JSON.")]
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE...",
+        help="Job files; override lists and saved configurations of Megatron-Bridge; Megatron-LM scripts.",
+    ),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="The model, where a file does not say it.")
+]
+HardwareOption = Annotated[
+    str | None, typer.Option("--hardware", metavar="NAME", help="The GPUs, where a file does not say them.")
+]
+GpusOption = Annotated[
+    str | None, typer.Option("--gpus", metavar="N", help="Number of GPUs, where a file does not say it.")
+]
+SeqOption = Annotated[
+    str | None,
+    typer.Option("--seq", metavar="N", help="Tokens of a sequence, where a file does not say them."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -27,18 +50,52 @@ def _print_json(found: Sequence[dict[str, Any]]) -> None:
     print(encoder.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
+def _given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
+    """What the options say of every job."""
+    from mbsolve.emit.formats import Given
+    from mbsolve.errors import InputError
+    from mbsolve.reading import parse_value
+
+    numbers = []
+    for option, text in (("--gpus", gpus), ("--seq", seq)):
+        value = None if text is None else parse_value(text)
+        if text is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{option} is {text!r}, but it must be a whole number of at least 1.")
+        numbers.append(value)
+    return Given(model=model, hardware=hardware, gpus=numbers[0], seq_len=numbers[1])
+
+
 def check(
     files: Files,
     json: Json = False,
     no_memory: Annotated[bool, typer.Option("--no-memory", help="Judge the rules only.")] = False,
+    format: Annotated[
+        str,
+        typer.Option("--format", metavar="NAME", help="text, json, or github (annotations of a workflow)."),
+    ] = "text",
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    gpus: GpusOption = None,
+    seq: SeqOption = None,
 ) -> None:
     """Say whether configurations are legal and fit, which rule they break, and what would mend them."""
+    from mbsolve.errors import InputError, did_you_mean
     from mbsolve.judge.answers import read_many, verdict
 
-    cases = read_many(files)
+    if format not in FORMATS:
+        raise InputError(
+            f"--format is {format!r}, but it must be one of {', '.join(FORMATS)}{did_you_mean(format, FORMATS)}"
+        )
+    if json and format == "github":
+        raise InputError("--json and --format github contradict each other.")
+    cases = read_many(files, _given(model, hardware, gpus, seq))
     verdicts = [verdict(case, memory=not no_memory) for case in cases]
-    if json:
+    if json or format == "json":
         _print_json([v.model_dump(mode="json") for v in verdicts])
+    elif format == "github":
+        from mbsolve.judge.annotations import annotate
+
+        print(annotate(cases, verdicts), end="")
     else:
         from mbsolve.judge.text import verdicts_text
 
@@ -47,12 +104,19 @@ def check(
     raise typer.Exit(NO if no else OK)
 
 
-def evaluate(files: Files, json: Json = False) -> None:
+def evaluate(
+    files: Files,
+    json: Json = False,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    gpus: GpusOption = None,
+    seq: SeqOption = None,
+) -> None:
     """Price configurations: step time and memory, term by term."""
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
-    cases = read_many(files)
+    cases = read_many(files, _given(model, hardware, gpus, seq))
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
@@ -66,17 +130,23 @@ def evaluate(files: Files, json: Json = False) -> None:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A job file with one job.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A file with one job, in any of the formats.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     json: Json = False,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    gpus: GpusOption = None,
+    seq: SeqOption = None,
 ) -> None:
     """Compare two configurations term by term."""
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import diff as compare
     from mbsolve.judge.cases import Case, read_cases
 
+    given = _given(model, hardware, gpus, seq)
+
     def one(path: str) -> Case:
-        cases = read_cases(path)
+        cases = read_cases(path, given)
         if len(cases) != 1:
             raise InputError(f"The file {path} holds {len(cases)} jobs, but diff compares one with one.")
         return Case(**{**vars(cases[0]), "name": path})

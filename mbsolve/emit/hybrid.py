@@ -24,3 +24,10 @@ def marked_pattern(pattern: str, layout: str | None) -> str:
         stages.append(main[at : at + size])
         at += size
     return "/".join(("|".join(stages), *mtp))
+
+
+def layout_of(pattern: str) -> str:
+    """Return the layout that the marks in a pattern say; the inverse of `marked_pattern`, repeats written out."""
+    main, *mtp = pattern.split("/")
+    stages = ["t" * len(stage) for stage in main.split("|")]
+    return "E" + "|".join(stages) + "m" * len(mtp) + "L"

@@ -7,93 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mbsolve.emit import spellings as spell
+from mbsolve.emit.entry import SIZES, Entry
 from mbsolve.errors import InputError, did_you_mean
 
-__all__ = ["Entry", "read_entries", "read_file"]
-
-SIZES = ("gpus", "gpus_per_node", "block_gpus", "seq_len", "gbs")
+__all__ = ["Entry", "entries_of", "parse"]
 
 
-@dataclass
-class Entry:
-    """One job of a file.
-
-    Parameters
-    ----------
-    name : the entry's ``id``, or its place in the file.
-    model, hardware : a name, or a mapping of dimensions; None when absent.
-    sizes : `SIZES` that are stated.
-    precision, target, margin : None when absent.
-    plan, settings : fields of the plan and of the settings that are stated.
-    model_changes : fields of the model that the configuration changes.
-    read_as : what was named loosely -> how it was read.
-    ignored : what nothing here depends on -> why.
-    models : models that the file itself defines.
-    skipped : why the entry is no configuration to judge; None when it is one.
-    """
-
-    name: str
-    model: Any = None
-    hardware: Any = None
-    sizes: dict[str, Any] = field(default_factory=dict)
-    precision: str | None = None
-    target: str | None = None
-    margin: float | None = None
-    plan: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    model_changes: dict[str, Any] = field(default_factory=dict)
-    read_as: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    models: Mapping[str, Any] = field(default_factory=dict)
-    skipped: str | None = None
-
-    def state(self, where: str, name: str, value: Any) -> None:
-        """Take a field with our name; None says nothing.
-
-        Raises
-        ------
-        InputError
-            if another spelling gave it another value.
-        """
-        if value is None:
-            return
-        if name in spell.PLAN_FIELDS:
-            home = self.plan
-        elif name in spell.SETTING_FIELDS:
-            home = self.settings
-        elif name in SIZES:
-            home = self.sizes
-        else:
-            home = self.model_changes
-        value = spell.plain(value)
-        if name in home and home[name] != value:
-            raise InputError(f"{where}: {name} is given twice, as {home[name]!r} and as {value!r}.")
-        home[name] = value
-
-
-def read_file(path: str | Path) -> Any:
-    """The content of a YAML or JSON file.
+def parse(path: str | Path, text: str) -> Any:
+    """The content of a YAML or JSON file, from its text.
 
     Raises
     ------
     InputError
-        if it cannot be read or parsed.
+        if it cannot be parsed.
     """
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise InputError(f"The file {path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"The file {path} is not text in UTF-8.") from error
+        return json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
     except json.JSONDecodeError as error:
         raise InputError(f"The file {path} is not valid JSON at line {error.lineno}: {error.msg}.") from error
     except yaml.YAMLError as error:
@@ -105,15 +40,14 @@ def read_file(path: str | Path) -> Any:
         raise InputError(f"The file {path} holds a value that cannot be built: {error}.") from error
 
 
-def read_entries(path: str | Path) -> list[Entry]:
-    """The jobs of a file: one mapping, a list of them, or a mapping with ``cases`` (and ``models``).
+def entries_of(path: str | Path, raw: Any) -> list[Entry]:
+    """The jobs of a file's content: one mapping, a list of them, or a mapping with ``cases`` (and ``models``).
 
     Raises
     ------
     InputError
         one sentence: the entry, the field, its value, and what is allowed.
     """
-    raw = read_file(path)
     models: Mapping[str, Any] = {}
     if isinstance(raw, Mapping) and "cases" in raw:
         if isinstance(raw.get("models"), Mapping):
@@ -236,17 +170,17 @@ def _amount(
 
 
 def _dispatcher(where: str, out: Entry, rest: dict[str, Any]) -> None:
-    word = rest.pop("dispatcher", None)
-    kind, backend = rest.pop("moe_token_dispatcher_type", None), rest.pop("flex_backend", None)
+    """Read the dispatcher by its name, and by the launcher's type and backend; both must say the same."""
+    backend = rest.pop("flex_backend", None)
     backend = rest.pop("moe_flex_dispatcher_backend", None) or backend
-    word = spell.DISPATCHERS.get(str(word or kind), word or kind)
-    if word == "flex":
-        if backend is None:
-            raise InputError(
-                f"{where}: dispatcher is flex, but flex_backend (deepep or hybridep) is missing."
-            )
-        word = backend
-    out.state(where, "dispatcher", word)
+    for key in ("dispatcher", "moe_token_dispatcher_type"):
+        word = rest.pop(key, None)
+        word = spell.DISPATCHERS.get(str(word), word)
+        if word == "flex":
+            if backend is None:
+                raise InputError(f"{where}: {key} is flex, but flex_backend (deepep or hybridep) is missing.")
+            word = backend
+        out.state(where, "dispatcher", word)
 
 
 def _recompute(where: str, out: Entry, raw: Any) -> None:
@@ -270,6 +204,11 @@ def _state_dtypes(where: str, out: Entry, raw: Any) -> None:
         return
     if not isinstance(raw, Mapping):
         raise InputError(f"{where}: state_dtypes must be a mapping, but it is {raw!r}.")
+    first, second = raw.get("exp_avg"), raw.get("exp_avg_sq")
+    if first is not None and second is not None and first != second:
+        raise InputError(
+            f"{where}: state_dtypes.exp_avg is {first!r} and exp_avg_sq {second!r}, but one format is priced for both."
+        )
     for key, value in raw.items():
         if key not in spell.STATE_DTYPES:
             known = did_you_mean(str(key), spell.STATE_DTYPES)

@@ -14,6 +14,7 @@ from mbsolve.constraints.evaluation import Evaluation, TermValue
 from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.vocabulary import Plan, Settings
+from mbsolve.emit.formats import Given
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, read_cases
 from mbsolve.models.partial import UnknownDimensionError
@@ -92,8 +93,13 @@ class Difference(_Data):
     memory: tuple[TermDifference, ...]
 
 
-def read_many(paths: Sequence[str | Path]) -> list[Case]:
+def read_many(paths: Sequence[str | Path], given: Given | None = None) -> list[Case]:
     """The configurations of some files; from several files their names begin with the file's.
+
+    Parameters
+    ----------
+    given
+        What fills in where a file says nothing.
 
     Raises
     ------
@@ -102,8 +108,11 @@ def read_many(paths: Sequence[str | Path]) -> list[Case]:
     """
     out = []
     for path in paths:
-        for case in read_cases(path):
+        cases = read_cases(path, given)
+        for case in cases:
             name = f"{path}:{case.name}" if len(paths) > 1 else case.name
+            if len(cases) == 1 and case.name == "1":
+                name = str(path)
             out.append(Case(**{**vars(case), "name": name}))
     return out
 
@@ -112,7 +121,12 @@ def verdict(case: Case, memory: bool = True) -> Verdict:
     """Whether a configuration is legal and fits; see `constraints.check.check`."""
     if case.skipped is not None:
         return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *case.told))
-    found = check(case.job, case.plan, unknown=case.unknown, completed=case.completed, memory=memory)
+    known = not case.unmodelled
+    found = check(
+        case.job, case.plan, unknown=case.unknown, completed=case.completed, memory=memory and known
+    )
+    if found.verdict == "feasible" and not known:
+        found = found.model_copy(update={"verdict": "undecided"})
     return found.model_copy(update={"id": case.name, "told": case.told})
 
 
@@ -130,6 +144,8 @@ def evaluate_case(case: Case) -> Evaluated:
     }
     if case.skipped is not None:
         return Evaluated(**notes, reason=case.skipped)
+    if case.unmodelled:
+        return Evaluated(**notes, reason=f"it depends on {' and '.join(case.unmodelled)}")
     if case.unknown:
         return Evaluated(**notes, reason=f"{' and '.join(sorted(case.unknown))} must be stated")
     try:

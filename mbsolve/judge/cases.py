@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.jobfile import Entry, read_entries
-from mbsolve.errors import InputError
+from mbsolve.constraints.vocabulary import PRECISIONS, Plan
+from mbsolve.emit.entry import Entry
+from mbsolve.emit.formats import Given, read_entries
+from mbsolve.errors import InputError, did_you_mean
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import Model, load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
@@ -21,6 +22,9 @@ __all__ = ["Case", "case_of", "read_cases"]
 
 # What stands in for a size that is not known; no rule that reads the size is judged.
 PLACEHOLDER = 4096
+# No machine is larger; mends that ask for more GPUs would be without end.
+MOST = 100_000
+DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp")
 # A job is built with this model where its own is only known in part, then given its own.
 STAND_IN = "llama3-8b"
 
@@ -37,6 +41,8 @@ class Case:
     completed : field -> value for what was absent and was completed.
     told : what was read loosely or ignored, in words.
     skipped : why there is nothing to judge; None when there is.
+    unmodelled : options under which memory and time are another thing; the laws alone are judged.
+    file : the file that it is from.
     """
 
     name: str
@@ -46,17 +52,21 @@ class Case:
     completed: dict[str, Any]
     told: tuple[str, ...] = ()
     skipped: str | None = None
+    unmodelled: tuple[str, ...] = ()
+    file: str = ""
 
 
-def read_cases(path: str | Path) -> list[Case]:
-    """Every job of a file.
+def read_cases(path: str | Path, given: Given | None = None) -> list[Case]:
+    """Every job of a file; ``given`` fills what it leaves open.
 
     Raises
     ------
     InputError
         one sentence: the job, the field, its value, and what is allowed.
     """
-    return [case_of(entry, f"{path}: job {entry.name}") for entry in read_entries(path)]
+    entries = read_entries(path, given)
+    cases = [case_of(one, str(path) if one.form else f"{path}: job {one.name}") for one in entries]
+    return [replace(case, file=str(path)) for case in cases]
 
 
 def case_of(entry: Entry, where: str) -> Case:
@@ -80,8 +90,7 @@ def case_of(entry: Entry, where: str) -> Case:
 
 def _case(entry: Entry) -> Case:
     completed: dict[str, Any] = {}
-    told = [f"{name} was read: {text}" for name, text in entry.read_as.items()]
-    told += [f"{name} was ignored: {text}" for name, text in entry.ignored.items()]
+    told = _told(entry)
     machine = machine_of(entry.hardware, completed)
     model = model_of(entry.model, entry.models, entry.model_changes, completed)
     sizes = dict(entry.sizes)
@@ -94,6 +103,9 @@ def _case(entry: Entry) -> Case:
         if value is None:
             completed[name] = default
     plan = Plan(**_plan_fields(entry, completed, _has_experts(model)))
+    for name in DEGREES:
+        if getattr(plan, name) > MOST:
+            raise InputError(f"{name} is {getattr(plan, name)}, but it must be at most {MOST}.")
     job = make_job(
         model=load_model(STAND_IN) if isinstance(model, PartialModel) else model,
         hardware=machine,
@@ -102,19 +114,53 @@ def _case(entry: Entry) -> Case:
         gbs=sizes.get("gbs", PLACEHOLDER),
         gpus_per_node=sizes.get("gpus_per_node"),
         block_gpus=sizes.get("block_gpus"),
-        precision=entry.precision or "bf16",
         target=entry.target or "bridge",
         margin=entry.margin,
         settings=entry.settings,
     )
-    job = job.model_copy(update={"model": _less_known(model, plan, completed)})
+    # A format that the machine lacks is for a rule to say, not a reason to read no further.
+    precision = _known_precision(entry.precision or "bf16")
+    job = job.model_copy(update={"model": _less_known(model, plan, completed), "precision": precision})
     if "gbs" in unknown and not unknown & {"gpus", "seq_len"}:
         gbs = _default_batch(job, plan)
         if gbs is not None:
             job = job.model_copy(update={"gbs": gbs})
             completed["gbs"] = gbs
             unknown -= {"gbs"}
-    return Case(entry.name, job, plan, frozenset(unknown), completed, tuple(told), entry.skipped)
+    return Case(
+        entry.name,
+        job,
+        plan,
+        frozenset(unknown),
+        completed,
+        told,
+        skipped=entry.skipped,
+        unmodelled=tuple(entry.unmodelled),
+    )
+
+
+def _known_precision(word: str) -> str:
+    if word not in PRECISIONS:
+        allowed = ", ".join(PRECISIONS)
+        raise InputError(
+            f"precision is {word!r}, but it must be one of {allowed}{did_you_mean(word, PRECISIONS)}"
+        )
+    return word
+
+
+def _told(entry: Entry) -> tuple[str, ...]:
+    """How the file was read, in words."""
+    told = [f"read as {entry.form}"] if entry.form else []
+    told += [f"{name} was read: {text}" for name, text in entry.read_as.items()]
+    told += [f"{name} was ignored: {text}" for name, text in entry.ignored.items()]
+    told += [
+        f"{name} is not modelled ({text}): memory and time are not judged"
+        for name, text in entry.unmodelled.items()
+    ]
+    if entry.passed:
+        options = "option was" if entry.passed == 1 else "options were"
+        told.append(f"{entry.passed} other {options} passed over")
+    return tuple(told)
 
 
 def _less_known(model: Model, plan: Plan, completed: dict[str, Any]) -> Model:
@@ -140,8 +186,15 @@ def _has_experts(model: Model) -> bool:
 
 
 def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict[str, Any]:
-    """The stated fields of the plan, and what follows where nothing is said."""
-    out = dict(entry.plan)
+    """The stated fields of the plan, and what follows where nothing is said.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        if a stated field is of a wrong type.
+    """
+    stated = Plan(**entry.plan)
+    out: dict[str, Any] = {name: getattr(stated, name) for name in entry.plan}
 
     def complete(name: str, value: Any) -> None:
         if out.get(name) is None:
@@ -153,12 +206,9 @@ def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict
     as_tp = entry.target == "megatron-lm" or (experts and out["ep"] == 1)
     complete("etp", out["tp"] if as_tp else 1)
     if "sequence_parallel" not in out:
-        complete("sequence_parallel", isinstance(out["tp"], int) and out["tp"] > 1)
+        complete("sequence_parallel", out["tp"] > 1)
     if out.get("recompute_granularity") == "selective" and "recompute_modules" not in out:
         complete("recompute_modules", ("core_attn",))
-    if out.get("recompute_granularity") == "full":
-        complete("recompute_method", "uniform")
-        complete("recompute_num_layers", 1)
     return out
 
 
@@ -166,7 +216,8 @@ def _default_batch(job: Job, plan: Plan) -> int | None:
     """Sequences of the model's default batch, in whole micro-batches of every data-parallel rank."""
     try:
         tokens = job.model.default_tokens_per_batch()
-    except UnknownDimensionError:
+    except (UnknownDimensionError, ValueError):
+        # A model of which only some dimensions are known has no number of parameters.
         return None
     dp = max(1, job.gpus // (plan.tp * plan.cp * plan.pp))
     unit = dp * plan.mbs * (plan.pp if plan.vpp > 1 else 1)

@@ -203,6 +203,8 @@ def _predicted(row: Measured, case: Case, notes: dict[str, Any], time: bool, mem
     job, model = case.job, case.job.model
     if isinstance(model, PartialModel):
         return RowResult(**notes, reason=f"no card for the model {model.name}")
+    if job.precision not in job.machine.supported_precisions:
+        return RowResult(**notes, reason=f"{job.machine.title} has no {job.precision}")
     illegal = broken_laws(job, case.plan, unknown=case.unknown)
     torn = [rule for rule in illegal if rule in GRIDS]
     if torn:

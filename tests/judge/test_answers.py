@@ -45,10 +45,10 @@ def test_check_says_it(
 ) -> None:
     path = file(tmp_path, raw)
     assert main(["check", path]) == code
-    assert f"1: {word}" in capsys.readouterr().out
+    assert f"{path}: {word}" in capsys.readouterr().out
     assert main(["check", "--json", path]) == code
     verdict = Verdict.model_validate_json(capsys.readouterr().out)
-    assert (verdict.id, verdict.verdict) == ("1", word)
+    assert (verdict.id, verdict.verdict) == (path, word)
     assert verdict.fits == {"feasible": True, "oom": False}.get(word)
     assert (verdict.evaluation is not None) == (word in ("feasible", "oom"))
     assert bool(verdict.undecided) == (word == "undecided")
@@ -107,7 +107,7 @@ def test_a_repair_that_breaks_another_rule_says_so(tmp_path: Path) -> None:
 
 def test_rules_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--no-memory", file(tmp_path, LARGE)]) == 0
-    assert "1: feasible" in capsys.readouterr().out
+    assert "job.yaml: feasible" in capsys.readouterr().out
 
 
 def test_many_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_many_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "3 jobs: 2 feasible, 1 infeasible" in capsys.readouterr().out
     assert main(["check", "--json", a, b]) == 3
     verdicts = json.loads(capsys.readouterr().out)
-    assert [v["id"].rpartition(":")[2] for v in verdicts] == ["1", "2", "1"]
+    assert [v["id"] for v in verdicts] == [f"{a}:1", f"{a}:2", b]
     assert verdicts[0]["id"].startswith(a)
 
 
@@ -126,7 +126,7 @@ def test_evaluate_is_the_evaluation(tmp_path: Path, capsys: pytest.CaptureFixtur
     expected = evaluate(case.job, case.plan)
     assert main(["evaluate", "--json", path]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["step_seconds"] == expected.step_seconds and found["id"] == "1" and found["legal"]
+    assert found["step_seconds"] == expected.step_seconds and found["id"] == path and found["legal"]
     whole = json.loads(expected.model_dump_json())
     assert {name: found[name] for name in whole} == whole
     assert main(["evaluate", path]) == 0

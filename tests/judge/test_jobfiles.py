@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mbsolve.constraints.vocabulary import OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
 from mbsolve.emit.jobwriter import job_file
 from mbsolve.errors import InputError
+from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
 from mbsolve.models.card import load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
@@ -307,3 +308,40 @@ def test_shared_experts_of_a_card_can_be_changed(tmp_path: Path) -> None:
     none = case_of(tmp_path, model={"name": "dsv3", "shared_experts": 0}).job.model
     two = case_of(tmp_path, model={"name": "dsv3", "shared_experts": 2}).job.model
     assert none.shared_expert_ffn_hidden_size is None and two.shared_expert_ffn_hidden_size == 4096
+
+
+def test_numbers_are_read_before_anything_follows_from_them(tmp_path: Path) -> None:
+    whole = case_of(tmp_path, config={"tp": 2, "ep": 8})
+    for same in ("2", 2.0):
+        assert case_of(tmp_path, config={"tp": same, "ep": 8}).plan == whole.plan
+    assert whole.plan.sequence_parallel
+    assert "tp is True" in refusal(tmp_path, {**BASE, "config": {"tp": True}})
+
+
+def test_a_format_that_the_machine_lacks_is_a_broken_rule(tmp_path: Path) -> None:
+    good, bad = cases_of(tmp_path, [BASE, {**BASE, "precision": "mxfp8"}])
+    assert verdict(good).legal
+    assert "fp8-recipe-arch" in {v.rule for v in verdict(bad).violations}
+
+
+def test_dispatchers_must_agree(tmp_path: Path) -> None:
+    flex = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    assert case_of(tmp_path, config={**flex, "dispatcher": "hybridep"}).plan.dispatcher == "hybridep"
+    assert "given twice" in refusal(tmp_path, {**BASE, "config": {**flex, "dispatcher": "alltoall"}})
+
+
+def test_one_name_is_a_list_of_one(tmp_path: Path) -> None:
+    case = case_of(tmp_path, config={"cuda_graph_impl": "local", "cuda_graph_scope": "attn"})
+    assert case.plan.cuda_graph_scope == ("attn",)
+
+
+def test_moments_have_one_format(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {**BASE, "state_dtypes": {"exp_avg": "fp32", "exp_avg_sq": "bf16"}})
+    assert "exp_avg" in text and "exp_avg_sq" in text
+
+
+def test_full_recompute_needs_its_method(tmp_path: Path) -> None:
+    case = case_of(tmp_path, config={"recompute": {"granularity": "full"}})
+    assert {"recompute-full-needs-method", "recompute-full-needs-layers"} & {
+        v.rule for v in verdict(case).violations
+    }

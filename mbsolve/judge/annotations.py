@@ -1,0 +1,41 @@
+"""Verdicts as annotations of a GitHub workflow: one line for each broken rule, at the file that breaks it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from mbsolve.constraints.check import Finding, Verdict
+from mbsolve.judge.cases import Case
+
+__all__ = ["annotate"]
+
+TEXT = (("%", "%25"), ("\r", "%0D"), ("\n", "%0A"))
+PROPERTY = (*TEXT, (":", "%3A"), (",", "%2C"))
+
+
+def annotate(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
+    """The lines of all verdicts; empty when there is nothing to say.
+
+    A file with many jobs names the job in the text.
+    """
+    jobs = Counter(case.file for case in cases)
+    lines: list[str] = []
+    for case, verdict in zip(cases, verdicts, strict=True):
+        name = case.name.removeprefix(f"{case.file}:") if jobs[case.file] > 1 else None
+        for level, findings in (("error", verdict.violations), ("warning", verdict.warnings)):
+            lines += _lines(level, case.file, name, findings)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(level: str, file: str, job: str | None, findings: Iterable[Finding]) -> Iterator[str]:
+    for found in findings:
+        because = found.because if job is None else f"{job}: {found.because}"
+        place = f"file={_escaped(file, PROPERTY)},title={_escaped(found.rule, PROPERTY)}"
+        yield f"::{level} {place}::{_escaped(because, TEXT)}"
+
+
+def _escaped(text: str, signs: Iterable[tuple[str, str]]) -> str:
+    for sign, written in signs:
+        text = text.replace(sign, written)
+    return text
