@@ -1,0 +1,335 @@
+"""What the real Megatron-Bridge and Megatron-Core say to a configuration, without a GPU.
+
+A program of its own, because those packages live in an environment of their own; it needs nothing of mbsolve::
+
+    python tests/oracle/driver.py < requests.jsonl > answers.jsonl
+
+A request is one JSON object a line, with the keys of `Request`. What it holds goes the way of a launch: a fresh
+container with the architecture alone, Bridge's own parser for the KEY=VALUE arguments, ``runtime_config_update``
+(which finalises and validates all configs), then what follows on a cluster and needs no GPU: the process grid, the
+layers of every pipeline rank, the micro-batches. An answer has ``error`` (null: nobody objects), the ``stage``
+that objected, ``where`` it did, and ``rewritten``, the arguments that the stack changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import io
+import json
+import logging
+import os
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypedDict
+
+VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
+TRANSFORMER_ENGINE = "2.14.0"
+# Modules that a GPU or a library behind it is needed for; the validators ask only whether they are there.
+ABSENT = (
+    "transformer_engine",
+    "modelopt",
+    "megatron.energon",
+    "webdataset",
+    "nvidia_resiliency_ext",
+    "torch.utils.tensorboard",
+    "datasets",
+    "peft",
+)
+# These import triton without asking.
+NEED_TRITON = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.ssm.ops")
+KERNELS = {
+    "megatron.core.transformer.moe.moe_utils": (
+        "fused_permute",
+        "fused_permute_with_probs",
+        "fused_permute_and_pad_with_probs",
+        "fused_sort_chunks_by_index",
+        "fused_sort_chunks_by_index_with_probs",
+        "fused_unpermute",
+    ),
+    "megatron.core.models.common.embeddings.rope_utils": (
+        "fused_apply_rotary_pos_emb",
+        "fused_apply_rotary_pos_emb_thd",
+    ),
+}
+
+
+class Request(TypedDict):
+    """One question."""
+
+    architecture: dict[str, Any]
+    vocabulary: int
+    device: tuple[str, int, int]
+    gpus: int
+    environment: dict[str, str]
+    overrides: list[str]
+
+
+class Hollow(types.ModuleType):
+    """A module that has every name, to be imported and never run."""
+
+    __path__: Sequence[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        base = import_module("torch").nn.Module
+        value: Any = type(name, (base,), {}) if name[0].isupper() else Hollow(f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # As a decorator it leaves the function alone.
+        return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else None
+
+
+class HollowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a hollow module wherever one of the given names, or something below it, is imported."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not any(fullname == name or fullname.startswith(f"{name}.") for name in self.names):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Hollow:
+        return Hollow(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+class Stack:
+    """The packages, imported once and made to run on any computer."""
+
+    def __init__(self) -> None:
+        logging.disable(logging.CRITICAL)
+        warnings.simplefilter("ignore")
+        if not hasattr(typing, "override"):  # Python 3.11
+            vars(typing)["override"] = import_module("typing_extensions").override
+        self.torch = import_module("torch")
+        if importlib.util.find_spec("triton") is None:
+            sys.meta_path.insert(0, HollowFinder(NEED_TRITON))
+        # Core before the stubs, so that it finds no Transformer Engine and takes the ways that need none.
+        self.parallel = import_module("megatron.core.parallel_state")
+        self.batches = import_module("megatron.core.num_microbatches_calculator")
+        self.block = import_module("megatron.core.transformer.transformer_block")
+        for module, names in KERNELS.items():
+            for name in names:
+                if getattr(import_module(module), name, None) is None:
+                    setattr(import_module(module), name, object())
+        version = import_module("packaging.version").Version(TRANSFORMER_ENGINE)
+        vars(import_module("megatron.core.utils"))["_te_version"] = version
+        gone = [name for name in ABSENT if importlib.util.find_spec(name.partition(".")[0]) is None]
+        gone += [name for name in ABSENT if "." in name and name not in gone]
+        sys.meta_path.insert(0, HollowFinder(gone))
+        vars(import_module("transformer_engine.pytorch.optimizers"))["FusedAdam"] = FusedAdam
+        self._bridge()
+        vars(self.parallel)["create_group"] = lambda ranks=None, *_, **__: Group(ranks)
+
+    def _bridge(self) -> None:
+        training = "megatron.bridge.training"
+        self.config = import_module(f"{training}.config")
+        self.overrides = import_module(f"{training}.utils.omegaconf_utils").process_config_with_overrides
+        self.tokenizer = import_module(f"{training}.tokenizers.config").TokenizerConfig
+        self.gpt = import_module("megatron.bridge.models.gpt_provider").GPTModelProvider
+        self.mla = import_module("megatron.bridge.models.mla_provider").MLAModelProvider
+        vars(import_module(f"{training}.comm_overlap"))["HAVE_TE"] = True
+
+    def container(self, request: Request) -> Any:
+        """A pretraining run of the architecture, all else as Bridge has it."""
+        config, functional = self.config, self.torch.nn.functional
+        fields = dict(request["architecture"])
+        fields["activation_func"] = getattr(functional, fields["activation_func"])
+        provider = self.mla if fields.get("multi_latent_attention") else self.gpt
+        known = {field.name for field in dataclasses.fields(provider)}
+        unknown = set(fields) - known
+        if unknown:
+            raise KeyError(f"the provider has no {', '.join(sorted(unknown))}")
+        return config.ConfigContainer(
+            train=config.TrainingConfig(train_iters=10, global_batch_size=1, micro_batch_size=1),
+            validation=config.ValidationConfig(eval_iters=0, eval_interval=10),
+            model=provider(**fields, vocab_size=request["vocabulary"], should_pad_vocab=True),
+            optimizer=config.OptimizerConfig(optimizer="adam", lr=1e-4, min_lr=1e-5),
+            ddp=config.DistributedDataParallelConfig(use_distributed_optimizer=True),
+            scheduler=config.SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=1),
+            dataset=config.MockGPTDatasetConfig(
+                seq_length=4096,
+                random_seed=1,
+                reset_attention_mask=False,
+                reset_position_ids=False,
+                eod_mask_loss=False,
+                dataloader_type="single",
+            ),
+            logger=config.LoggerConfig(),
+            tokenizer=self.tokenizer(tokenizer_type="NullTokenizer", vocab_size=request["vocabulary"]),
+            checkpoint=config.CheckpointConfig(),
+            rng=config.RNGConfig(),
+        )
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """Who objects to a request, if anybody does."""
+        stage, state = "overrides", dict[str, Any]()
+        try:
+            with self._machine(request), self._world(request["gpus"]), contextlib.redirect_stdout(io.StringIO()):
+                config = self.overrides(self.container(request), cli_overrides=list(request["overrides"]))
+                config.model.seq_length = config.dataset.seq_length
+                stage = "config"
+                self.config.runtime_config_update(config)
+                state["rewritten"] = _rewritten(config, request["overrides"])
+                stage = "grid"
+                self._grid(config.model)
+                stage = "layers"
+                self._layers(config.model)
+                stage = "batch"
+                train = config.train
+                self.batches.ConstantNumMicroBatchesCalculator(
+                    train.global_batch_size, train.micro_batch_size, config.data_parallel_size, False, 0
+                )
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".strip()
+            return {"error": text, "stage": stage, "where": _place(error), **state}
+        return {"error": None, **state}
+
+    def _grid(self, model: Any) -> None:
+        self.parallel.initialize_model_parallel(
+            tensor_model_parallel_size=model.tensor_model_parallel_size,
+            pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+            context_parallel_size=model.context_parallel_size,
+            hierarchical_context_parallel_sizes=model.hierarchical_context_parallel_sizes,
+            expert_model_parallel_size=model.expert_model_parallel_size,
+            expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+            create_gloo_process_groups=False,
+        )
+
+    def _layers(self, model: Any) -> None:
+        ranks, chunks = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
+        self.parallel.set_virtual_pipeline_model_parallel_world_size(chunks)
+        self.parallel.set_pipeline_model_parallel_world_size(ranks)
+        placed = 0
+        for rank in range(ranks):
+            # A layout is read for the rank that one is.
+            self.parallel.set_pipeline_model_parallel_rank(rank)
+            for chunk in range(chunks) if chunks else (None,):
+                placed += self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+        if placed != model.num_layers:
+            raise ValueError(f"{placed} layers are placed, the model has {model.num_layers}")
+
+    @contextlib.contextmanager
+    def _machine(self, request: Request) -> Iterator[None]:
+        """The GPU and the environment that a request names."""
+        cuda, before = self.torch.cuda, dict(os.environ)
+        kept = {name: getattr(cuda, name) for name in ("get_device_properties", "get_device_capability")}
+        name, major, minor = request["device"]
+        properties = types.SimpleNamespace(
+            name=name, major=major, minor=minor, total_memory=80 << 30, multi_processor_count=132
+        )
+        cuda.get_device_properties = lambda *_, **__: properties
+        cuda.get_device_capability = lambda *_, **__: (major, minor)
+        os.environ.update(request["environment"], WORLD_SIZE=str(request["gpus"]), RANK="0")
+        try:
+            yield
+        finally:
+            vars(cuda).update(kept)
+            os.environ.clear()
+            os.environ.update(before)
+
+    @contextlib.contextmanager
+    def _world(self, gpus: int) -> Iterator[None]:
+        """A process group without other processes; there are GPUs to those who ask later."""
+        cuda, distributed = self.torch.cuda, self.torch.distributed
+        store = import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+        distributed.init_process_group("fake", store=store, rank=0, world_size=gpus)
+        available, cuda.is_available = cuda.is_available, lambda: True
+        try:
+            yield
+        finally:
+            cuda.is_available = available
+            self.parallel.set_pipeline_model_parallel_rank(None)
+            self.parallel.set_pipeline_model_parallel_world_size(None)
+            self.parallel.set_virtual_pipeline_model_parallel_world_size(None)
+            with contextlib.suppress(Exception):
+                self.parallel.destroy_model_parallel()
+            distributed.destroy_process_group()
+
+
+class Group:
+    """A process group that only knows its ranks."""
+
+    def __init__(self, ranks: Sequence[int] | None) -> None:
+        self.ranks = list(ranks or [0])
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """The own rank."""
+        return 0
+
+
+class FusedAdam:
+    """What the optimizer's config reads off Transformer Engine's: its parameters."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.0,
+        master_weight_dtype: Any = None,
+        exp_avg_dtype: Any = None,
+        exp_avg_sq_dtype: Any = None,
+        use_decoupled_grad: bool = False,
+        store_param_remainders: bool = False,
+    ) -> None:
+        """Nothing to keep."""
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    file = Path(trace.tb_frame.f_code.co_filename).as_posix()
+    cut = file.rfind("megatron/")
+    return f"{file[cut:] if cut >= 0 else Path(file).name}:{trace.tb_lineno}"
+
+
+def _rewritten(config: Any, overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The arguments that the stack did not leave as they were: what was asked, what it came to."""
+    out = {}
+    for text in overrides:
+        key, _, asked = text.partition("=")
+        owner, _, field = key.rpartition(".")
+        if owner in ("model", "optimizer", "ddp", "train", "dataset"):
+            value = getattr(getattr(config, owner), field)
+            words = {None: "null", True: "true", False: "false"}
+            got = words[value] if value is None or isinstance(value, bool) else str(value)
+            if asked.strip('"') != got.replace("'", "").replace(", ", ","):
+                out[key] = [asked, got]
+    return out
+
+
+def main() -> None:
+    """Answer the requests on standard input, one a line."""
+    stack = Stack()
+    for line in sys.stdin:
+        if line.strip():
+            print(json.dumps(stack.answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
