@@ -11,7 +11,7 @@ from mbsolve.emit.megatron_bridge import overrides
 from mbsolve.models.card import Model
 
 
-def request(job: Job, plan: Plan) -> dict[str, Any]:
+def request(job: Job, plan: Plan, *, direct: bool = True) -> dict[str, Any]:
     """What `tests/oracle/driver.py` reads."""
     major, minor = job.machine.compute_capability
     return {
@@ -20,8 +20,17 @@ def request(job: Job, plan: Plan) -> dict[str, Any]:
         "device": [job.machine.device_name, major, minor],
         "gpus": job.gpus,
         "environment": environment(job, plan),
-        "overrides": overrides(job, plan),
+        "overrides": [*overrides(job, plan), *_wishes(job)],
+        "direct": direct,
     }
+
+
+def _wishes(job: Job) -> list[str]:
+    """Settings that the launch lines leave out beside what excludes them: the rules judge what was asked for."""
+    out = [f"model.fp8_output_proj={str(job.settings.fp8_output_proj).lower()}"]
+    if job.model.is_moe:
+        out.append(f"model.moe_shared_expert_overlap={str(job.settings.shared_expert_overlap).lower()}")
+    return out
 
 
 def architecture(model: Model) -> dict[str, Any]:

@@ -44,7 +44,9 @@ BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
     ("llama3-8b", 8, 8192, 128, {"tp": 2, "sequence_parallel": True}),
     ("llama3-8b", 32, 8192, 128, {"tp": 2, "pp": 4, "vpp": 2, "cp": 2}),
     ("llama3-8b", 16, 8192, 128, {"pp": 2, "first_stage_layers": 15, "last_stage_layers": 17}),
-    ("llama3-8b", 16, 8192, 128, {"pp": 4, "first_stage_layers": 6, "vpp": 2}),
+    ("llama3-8b", 16, 8192, 128, {"pp": 4, "first_stage_layers": 10, "last_stage_layers": 10, "vpp": 2}),
+    ("llama3-8b", 36, 8192, 144, {"pp": 36, "pipeline_layout": "E||(t|)*32|L"}),
+    ("gpt-oss-20b", 16, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
 )
 MACHINES: Final = ("a100", "h100", "h100", "h200", "h20", "b200", "b300", "gb200", "gb300")
 LAYOUTS: Final = (
@@ -100,6 +102,13 @@ JOB: Final[Mapping[str, tuple[Any, ...]]] = {
     "gbs": (1, 7, 16, 32, 48, 64, 96, 128, 256, 512),
     "precision": PRECISIONS,
     "machine": MACHINES,
+}
+# Of the model's card.
+CARD: Final[Mapping[str, tuple[Any, ...]]] = {
+    "mtp_num_layers": (0, 1, 2),
+    "linear_bias": (False, True),
+    "tie_embeddings": (False, True),
+    "num_query_groups": (2, 4, 8),
 }
 SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
@@ -167,17 +176,18 @@ def sample(random: Random) -> Sample:
     """One configuration; a good share of them is legal."""
     model, gpus, seq_len, gbs, base = random.choice(BASES)
     job: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "gbs": gbs, "precision": "bf16", "machine": "h100"}
-    plan, settings = dict(base), dict[str, Any]()
+    plan, settings, card = dict(base), dict[str, Any](), dict[str, Any]()
     for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4))):
         change = _change(random)
         settings |= change.pop("settings", {})
+        card |= {name: change.pop(name) for name in CARD if name in change}
         job |= {name: change.pop(name) for name in JOB if name in change}
         plan |= change
     machine = load_machine(job.pop("machine"))
     # Not validated: what is out of range is for the rules to see.
     return Sample(
         Job(
-            model=load_model(model),
+            model=load_model(model).model_copy(update=card),
             machine=machine,
             target="bridge-0.6",
             gpus_per_node=machine.gpus_per_node,
@@ -199,7 +209,8 @@ def _change(random: Random) -> dict[str, Any]:
         name = random.choice(tuple(LISTS))
         return {name: tuple(random.sample(LISTS[name], random.choice((1, 1, 2, 3))))}
     if kind < 0.87:
-        name = random.choice(tuple(JOB))
-        return {name: random.choice(JOB[name])}
+        table = random.choice((JOB, JOB, JOB, CARD))
+        name = random.choice(tuple(table))
+        return {name: random.choice(table[name])}
     name = random.choice(tuple(SETTINGS))
     return {"settings": {name: random.choice(SETTINGS[name])}}

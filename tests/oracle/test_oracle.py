@@ -1,0 +1,66 @@
+"""Random configurations: the rules and the validators of the real packages agree, but for what is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from mbsolve.constraints.check import SPELLINGS, violations
+from mbsolve.constraints.rules.catalogue import RULES
+from tests.oracle.disagreements import compare, known
+from tests.oracle.packages import ask, missing
+from tests.oracle.requests import request
+from tests.oracle.sampling import samples
+
+SEED, NUMBER, PARSED = 20_000, 600, 12
+
+
+def test_the_tables_are_well_formed() -> None:
+    table = known()
+    assert set(table) == {"unchecked", "reasons", "beyond"}
+    assert all(reason.endswith(".") for reason in table["unchecked"].values())
+    assert all(set(entry) == {"says", "laws"} and entry["laws"] for entry in table["reasons"])
+    assert all(set(entry) == {"says", "why"} for entry in table["beyond"])
+    said = [entry["says"] for entry in table["reasons"] + table["beyond"]]
+    assert len(set(said)) == len(said)
+    laws = {rule.id for rule in RULES} | set(SPELLINGS) | {id for id, _, _ in SPELLINGS.values()}
+    assert {law for entry in table["reasons"] for law in entry["laws"]} <= laws
+
+
+def test_a_good_share_of_the_configurations_is_legal() -> None:
+    legal = sum(not violations(sample.job, sample.plan) for sample in islice(samples(SEED), NUMBER))
+    assert 0.3 < legal / NUMBER < 0.8
+
+
+def test_the_same_seed_gives_the_same_configurations() -> None:
+    assert list(islice(samples(7), 20)) == list(islice(samples(7), 20))
+
+
+@pytest.fixture(scope="module")
+def stack() -> None:
+    """Skip where the packages are not."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("stack")
+def test_rules_and_packages_agree_but_for_what_is_known() -> None:
+    drawn = list(islice(samples(SEED), NUMBER))
+    # Some go through Bridge's own parser, which must come to the same and takes ten times as long.
+    parsed = ask(
+        [request(s.job, s.plan) for s in drawn]
+        + [request(s.job, s.plan, direct=False) for s in drawn[:PARSED]]
+    )
+    answers, through_parser = parsed[:NUMBER], parsed[NUMBER:]
+    assert [a["stage"] if a["error"] else None for a in through_parser] == [
+        a["stage"] if a["error"] else None for a in answers[:PARSED]
+    ]
+    findings = [compare(s, a) for s, a in zip(drawn, answers, strict=True)]
+    different = Counter((f.kind, f.what) for f in findings if f.kind not in ("agree", "known"))
+    assert not different
+    # Both verdicts were met often, else this says little.
+    assert sum(f.kind == "agree" and f.legal for f in findings) > NUMBER / 4
+    assert sum(f.kind == "agree" and not f.legal for f in findings) > NUMBER / 10
