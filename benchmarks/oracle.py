@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.oracle.disagreements import Finding, compare  # noqa: E402
-from tests.oracle.packages import ask, missing  # noqa: E402
-from tests.oracle.requests import request  # noqa: E402
-from tests.oracle.sampling import Sample, samples  # noqa: E402
+from tests.oracle.disagreements import Finding, compare
+from tests.oracle.packages import ask, missing
+from tests.oracle.requests import request
+from tests.oracle.sampling import Sample, samples
 
 Row = tuple[Finding, str]
 
@@ -58,7 +58,9 @@ def main(number: int, seed: int) -> int:
     for finding, words in rows:
         if finding.kind != "agree":
             classes[finding.kind, finding.what].append(words)
-    for (kind, what), cases in sorted(classes.items(), key=lambda item: (item[0][0] == "known", -len(item[1]))):
+    for (kind, what), cases in sorted(
+        classes.items(), key=lambda item: (item[0][0] == "known", -len(item[1]))
+    ):
         print(f"{len(cases):6} {kind}: {what}")
         if kind != "known":
             print(f"       {cases[0]}")

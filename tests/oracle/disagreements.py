@@ -15,10 +15,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 
-from mbsolve.constraints.check import violations
+from mbsolve.constraints.check import SPELLINGS, violations
+from mbsolve.constraints.rules.catalogue import RULES
 from tests.oracle.sampling import Sample
 
 TABLE: Final = Path(__file__).with_name("known.yaml")
+LAWS: Final = {rule.id for rule in RULES} | {id for id, _, _ in SPELLINGS.values()}
 
 Kind = Literal["agree", "known", "we refuse", "they refuse", "other reason", "unknown reason"]
 
@@ -51,6 +53,8 @@ def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
         if beyond:
             return Finding("known", said, legal=not broken)
         return Finding("unknown reason" if broken else "they refuse", said, legal=not broken)
+    if not set(laws) & LAWS:
+        return Finding("known", said, legal=not broken)
     if not set(laws) & set(broken):
         words = f"{said} => {' or '.join(laws)}, but broken are {', '.join(broken) or 'none'}"
         return Finding("other reason" if broken else "they refuse", words, legal=not broken)
@@ -59,8 +63,9 @@ def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
 
 def expected(error: str) -> Sequence[str] | None:
     """The laws, of which one is broken where the packages say this; None: not known."""
+    words = " ".join(error.split())
     for entry in known()["reasons"]:
-        if entry["says"] in error:
+        if entry["says"] in words:
             laws: Sequence[str] = entry["laws"]
             return laws
     return None

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import io
 import json
 import logging
@@ -26,11 +27,12 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
+from unittest import mock
 
 VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
 TRANSFORMER_ENGINE = "2.14.0"
@@ -79,7 +81,7 @@ class Request(TypedDict):
 class Hollow(types.ModuleType):
     """A module that has every name, to be imported and never run."""
 
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - so that it counts as a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -121,7 +123,7 @@ class Stack:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         if not hasattr(typing, "override"):  # Python 3.11
-            vars(typing)["override"] = import_module("typing_extensions").override
+            vars(import_module("typing"))["override"] = import_module("typing_extensions").override
         self.torch = import_module("torch")
         if importlib.util.find_spec("triton") is None:
             sys.meta_path.insert(0, HollowFinder(NEED_TRITON))
@@ -129,6 +131,9 @@ class Stack:
         self.parallel = import_module("megatron.core.parallel_state")
         self.batches = import_module("megatron.core.num_microbatches_calculator")
         self.block = import_module("megatron.core.transformer.transformer_block")
+        self.allocation = import_module("megatron.core.models.hybrid.hybrid_layer_allocation")
+        for log in ("log_on_each_pipeline_stage", "log_single_rank"):
+            vars(self.allocation)[log] = lambda *_, **__: None
         for module, names in KERNELS.items():
             for name in names:
                 if getattr(import_module(module), name, None) is None:
@@ -151,6 +156,7 @@ class Stack:
         self.tokenizer = import_module(f"{training}.tokenizers.config").TokenizerConfig
         self.gpt = import_module("megatron.bridge.models.gpt_provider").GPTModelProvider
         self.mla = import_module("megatron.bridge.models.mla_provider").MLAModelProvider
+        self.hybrid = import_module("megatron.bridge.models.hybrid.hybrid_provider").HybridModelProvider
         vars(import_module(f"{training}.comm_overlap"))["HAVE_TE"] = True
 
     def container(self, request: Request) -> Any:
@@ -159,6 +165,8 @@ class Stack:
         fields = dict(request["architecture"])
         fields["activation_func"] = getattr(functional, fields["activation_func"])
         provider = self.mla if fields.get("multi_latent_attention") else self.gpt
+        if "hybrid_layer_pattern" in fields:
+            provider = self.hybrid
         known = {field.name for field in dataclasses.fields(provider)}
         unknown = set(fields) - known
         if unknown:
@@ -188,7 +196,11 @@ class Stack:
         """Who objects to a request, if anybody does."""
         stage, state = "overrides", dict[str, Any]()
         try:
-            with self._machine(request), self._world(request["gpus"]), contextlib.redirect_stdout(io.StringIO()):
+            with (
+                self._machine(request),
+                self._world(request["gpus"]),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
                 config = self._applied(self.container(request), request)
                 config.model.seq_length = config.dataset.seq_length
                 stage = "config"
@@ -203,7 +215,7 @@ class Stack:
                 self.batches.ConstantNumMicroBatchesCalculator(
                     train.global_batch_size, train.micro_batch_size, config.data_parallel_size, False, 0
                 )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever they raise is the answer
             text = f"{type(error).__name__}: {error}".strip()
             return {"error": text, "stage": stage, "where": _place(error), **state}
         return {"error": None, **state}
@@ -237,14 +249,32 @@ class Stack:
         ranks, chunks = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
         self.parallel.set_virtual_pipeline_model_parallel_world_size(chunks)
         self.parallel.set_pipeline_model_parallel_world_size(ranks)
+        pattern = getattr(model, "hybrid_layer_pattern", None)
         placed = 0
         for rank in range(ranks):
             # A layout is read for the rank that one is.
             self.parallel.set_pipeline_model_parallel_rank(rank)
             for chunk in range(chunks) if chunks else (None,):
-                placed += self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+                if pattern is None:
+                    placed += self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+                else:
+                    placed += self._segment(model, pattern, rank, chunk)
         if placed != model.num_layers:
             raise ValueError(f"{placed} layers are placed, the model has {model.num_layers}")
+
+    def _segment(self, model: Any, pattern: str, rank: int, chunk: int | None) -> int:
+        """Layers of a pattern in one virtual stage."""
+        ranks, at = model.pipeline_model_parallel_size, mock.patch.object
+        distributed = self.torch.distributed
+        with at(distributed, "get_rank", lambda _: rank), at(distributed, "get_world_size", lambda _: ranks):
+            symbols, _ = self.allocation.select_pipeline_segment(
+                pattern.split("/")[0],
+                Group(None),
+                chunk,
+                model.num_layers_in_first_pipeline_stage,
+                model.num_layers_in_last_pipeline_stage,
+            )
+        return len(symbols)
 
     @contextlib.contextmanager
     def _machine(self, request: Request) -> Iterator[None]:

@@ -14,7 +14,9 @@ from tests.oracle.driver import VERSIONS
 
 DRIVER = Path(__file__).with_name("driver.py")
 VARIABLE = "MBSOLVE_ORACLE_PYTHON"
-ASK_VERSIONS = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+ASK_VERSIONS = (
+    "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+)
 
 
 def python() -> str:
@@ -42,6 +44,7 @@ def ask(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         input="".join(json.dumps(request) + "\n" for request in requests),
         capture_output=True,
         text=True,
+        check=False,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode or len(answers) != len(requests):

@@ -34,8 +34,7 @@ def _wishes(job: Job) -> list[str]:
 
 
 def architecture(model: Model) -> dict[str, Any]:
-    """The card in the fields of Bridge's model providers; transformers only, no hybrids."""
-    assert not model.hybrid
+    """The card in the fields of Bridge's model providers."""
     out: dict[str, Any] = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -46,6 +45,7 @@ def architecture(model: Model) -> dict[str, Any]:
         "gated_linear_unit": model.gated_mlp,
         "activation_func": "silu",
         "add_bias_linear": model.linear_bias,
+        "add_qkv_bias": model.qkv_bias,
         "qk_layernorm": model.qk_layernorm,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -70,11 +70,39 @@ def architecture(model: Model) -> dict[str, Any]:
             "moe_router_topk": model.moe_topk,
             "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
             "moe_shared_expert_intermediate_size": model.shared_expert_ffn_hidden_size,
-            "moe_layer_freq": [int(kind.ffn == "moe") for kind in model.layers()],
             "moe_router_num_groups": model.router_num_groups,
             "moe_router_group_topk": model.router_group_topk,
             "moe_router_score_function": model.router_score_function,
             "moe_router_dtype": "fp32",
             "moe_grouped_gemm": True,
+        }
+    return out | _mixers(model)
+
+
+def _mixers(model: Model) -> dict[str, Any]:
+    """What says which layer is which."""
+    if model.layer_pattern is not None:
+        return {
+            # The launch lines bring the pattern; the number of layers follows from it.
+            "num_layers": None,
+            "hybrid_layer_pattern": model.layer_pattern,
+            "mamba_state_dim": model.mamba_state_dim,
+            "mamba_num_heads": model.mamba_num_heads,
+            "mamba_head_dim": model.mamba_head_dim,
+            "mamba_num_groups": model.mamba_num_groups,
+        }
+    out: dict[str, Any] = {}
+    if model.is_moe:
+        out["moe_layer_freq"] = [int(kind.ffn == "moe") for kind in model.layers()]
+    if model.linear_attention_period is not None:
+        out |= {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": model.linear_attention_period,
+            "linear_conv_kernel_dim": model.linear_conv_kernel,
+            "linear_key_head_dim": model.linear_key_head_dim,
+            "linear_value_head_dim": model.linear_value_head_dim,
+            "linear_num_key_heads": model.linear_num_key_heads,
+            "linear_num_value_heads": model.linear_num_value_heads,
+            "attention_output_gate": model.attention_output_gate,
         }
     return out

@@ -34,7 +34,13 @@ BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
     ("dsv3", 256, 8192, 512, {"pp": 8, "ep": 16, "vpp": 4, "pipeline_layout": "Et*3|(tt|)*29m|L"}),
     ("dsv3", 61, 4096, 61, {"pp": 61}),
     ("moonlight-16b", 16, 4096, 64, {"pp": 1, "ep": 8}),
-    ("moonlight-16b", 32, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True, "first_stage_layers": 13}),
+    (
+        "moonlight-16b",
+        32,
+        4096,
+        64,
+        {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True, "first_stage_layers": 13},
+    ),
     ("glm-4.5-air", 64, 4096, 256, {"pp": 2, "ep": 8}),
     ("glm-4.5-air", 64, 4096, 256, {"ep": 8}),
     ("qwen3-30b-a3b", 16, 4096, 64, {"pp": 2, "tp": 2, "ep": 4, "sequence_parallel": True}),
@@ -46,6 +52,18 @@ BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
     ("llama3-8b", 16, 8192, 128, {"pp": 2, "first_stage_layers": 15, "last_stage_layers": 17}),
     ("llama3-8b", 16, 8192, 128, {"pp": 4, "first_stage_layers": 10, "last_stage_layers": 10, "vpp": 2}),
     ("llama3-8b", 36, 8192, 144, {"pp": 36, "pipeline_layout": "E||(t|)*32|L"}),
+    ("mixtral-8x7b", 16, 4096, 64, {"ep": 8}),
+    ("deepseek-v2", 64, 4096, 256, {"pp": 4, "ep": 16}),
+    ("gpt3-175b", 64, 2048, 128, {"tp": 8, "pp": 8, "vpp": 2, "sequence_parallel": True}),
+    ("qwen3-next-80b", 64, 4096, 256, {"tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}),
+    ("nemotron-3-nano", 16, 8192, 64, {"ep": 8, "pp": 2}),
+    (
+        "nemotron-3.5-lightning",
+        16,
+        8192,
+        64,
+        {"pp": 4, "ep": 4, "pipeline_layout": "Et*16|t*12|t*12|t*12mmL"},
+    ),
     ("gpt-oss-20b", 16, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
 )
 MACHINES: Final = ("a100", "h100", "h100", "h200", "h20", "b200", "b300", "gb200", "gb300")
@@ -102,6 +120,12 @@ JOB: Final[Mapping[str, tuple[Any, ...]]] = {
     "gbs": (1, 7, 16, 32, 48, 64, 96, 128, 256, 512),
     "precision": PRECISIONS,
     "machine": MACHINES,
+}
+# What makes a list be read.
+SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "recompute_modules": {"recompute_granularity": "selective"},
+    "fine_grained_offload_modules": {},
+    "cuda_graph_scope": {"cuda_graph_impl": "transformer_engine"},
 }
 # Of the model's card.
 CARD: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -160,6 +184,17 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
     {"precision": "fp8_cs", "settings": {"fp8_param": True}},
     {"precision": "fp8_delayed"},
     {"precision": "fp8_block"},
+    {"settings": {"shared_expert_overlap": True}, "ep_overlap": True},
+    {"settings": {"shared_expert_overlap": True}, "dispatcher": "allgather"},
+    {"settings": {"shared_expert_overlap": True}, "recompute_granularity": "selective"},
+    {"settings": {"cp_comm_type": "a2a"}, "cp": 4},
+    {"settings": {"distributed_optimizer": False}},
+    {"settings": {"distributed_optimizer": False}, "precision_aware_optimizer": True},
+    {"mtp_num_layers": 2, "ep_overlap": True, "pp": 1},
+    {"dispatcher": "allgather", "ep_overlap": True},
+    {"dispatcher": "deepep", "machine": "gb200"},
+    {"dispatcher": "hybridep", "machine": "gb300"},
+    {"etp": 2, "ep": 2},
     {"dispatcher": "deepep", "ep": 8},
     {"dispatcher": "hybridep", "ep": 8},
 )
@@ -175,19 +210,27 @@ def samples(seed: int) -> Iterator[Sample]:
 def sample(random: Random) -> Sample:
     """One configuration; a good share of them is legal."""
     model, gpus, seq_len, gbs, base = random.choice(BASES)
-    job: dict[str, Any] = {"gpus": gpus, "seq_len": seq_len, "gbs": gbs, "precision": "bf16", "machine": "h100"}
+    job: dict[str, Any] = {
+        "gpus": gpus,
+        "seq_len": seq_len,
+        "gbs": gbs,
+        "precision": "bf16",
+        "machine": "h100",
+    }
     plan, settings, card = dict(base), dict[str, Any](), dict[str, Any]()
-    for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4))):
+    for _ in range(random.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))):
         change = _change(random)
         settings |= change.pop("settings", {})
         card |= {name: change.pop(name) for name in CARD if name in change}
         job |= {name: change.pop(name) for name in JOB if name in change}
         plan |= change
+    whole = load_model(model)
     machine = load_machine(job.pop("machine"))
     # Not validated: what is out of range is for the rules to see.
     return Sample(
         Job(
-            model=load_model(model).model_copy(update=card),
+            # A pattern fixes what the card says.
+            model=whole if whole.hybrid else whole.model_copy(update=card),
             machine=machine,
             target="bridge-0.6",
             gpus_per_node=machine.gpus_per_node,
@@ -205,9 +248,10 @@ def _change(random: Random) -> dict[str, Any]:
     if kind < 0.65:
         name = random.choice(tuple(VALUES))
         return {name: random.choice(VALUES[name])}
-    if kind < 0.75:
-        name = random.choice(tuple(LISTS))
-        return {name: tuple(random.sample(LISTS[name], random.choice((1, 1, 2, 3))))}
+    if kind < 0.77:
+        name, switch = random.choice(tuple(SWITCHES.items()))
+        chosen = tuple(random.sample(LISTS[name], random.choice((1, 1, 2, 3))))
+        return {name: chosen, **(switch if random.random() < 0.7 else {})}
     if kind < 0.87:
         table = random.choice((JOB, JOB, JOB, CARD))
         name = random.choice(tuple(table))
