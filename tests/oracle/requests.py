@@ -83,8 +83,7 @@ def _mixers(model: Model) -> dict[str, Any]:
     """What says which layer is which."""
     if model.layer_pattern is not None:
         return {
-            # The launch lines bring the pattern; the number of layers follows from it.
-            "num_layers": None,
+            # The launch lines bring it again, with its stages marked.
             "hybrid_layer_pattern": model.layer_pattern,
             "mamba_state_dim": model.mamba_state_dim,
             "mamba_num_heads": model.mamba_num_heads,

@@ -18,7 +18,7 @@ from mbsolve.constraints.vocabulary import (
     Settings,
 )
 from mbsolve.hardware.card import load_machine
-from mbsolve.models.card import load_model
+from mbsolve.models.card import Model, load_model
 
 
 class Sample(NamedTuple):
@@ -88,6 +88,8 @@ LAYOUTS: Final = (
     "Et*3|(tt|)*29x|L",
     "t*48",
     "E|L",
+    "Et*26|mtL",
+    "E|mt*61L",
 )
 DEGREES: Final = (1, 1, 2, 2, 3, 4, 5, 6, 8, 12, 16)
 VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -98,21 +100,21 @@ VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_layout": LAYOUTS,
     "first_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 15, 16, 23),
     "last_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 17, 23),
-    "recompute_granularity": (None, "full", "selective"),
-    "recompute_method": (None, "uniform", "block"),
+    "recompute_granularity": (None, "full", "selective", "half"),
+    "recompute_method": (None, "uniform", "block", "some"),
     "recompute_num_layers": (None, 0, 1, 2, 100),
-    "dispatcher": DISPATCHERS,
+    "dispatcher": (*DISPATCHERS, "nccl"),
     "ep_overlap": (False, True),
     "delay_wgrad": (False, True),
     "precision_aware_optimizer": (False, True),
     "optimizer_offload_fraction": (0.0, 0.5, 1.0, 1.0, 1.5),
     "activation_offload_layers": (0, 1, 2, 26, 27, 48),
-    "cuda_graph_impl": GRAPH_IMPLS,
+    "cuda_graph_impl": (*GRAPH_IMPLS, "graphs"),
 }
 LISTS: Final = {
-    "recompute_modules": RECOMPUTE_MODULES,
-    "fine_grained_offload_modules": OFFLOAD_MODULES,
-    "cuda_graph_scope": GRAPH_SCOPES,
+    "recompute_modules": (*RECOMPUTE_MODULES, "attn"),
+    "fine_grained_offload_modules": (*OFFLOAD_MODULES, "mlp"),
+    "cuda_graph_scope": (*GRAPH_SCOPES, "experts"),
 }
 JOB: Final[Mapping[str, tuple[Any, ...]]] = {
     "gpus": (1, 2, 4, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512),
@@ -133,6 +135,7 @@ CARD: Final[Mapping[str, tuple[Any, ...]]] = {
     "linear_bias": (False, True),
     "tie_embeddings": (False, True),
     "num_query_groups": (2, 4, 8),
+    "qkv_bias": (False, True),
 }
 SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
@@ -158,6 +161,12 @@ SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     },
     "make_vocab_size_divisible_by": (1, 128),
 }
+GRAPHED_OVERLAP: Final[Mapping[str, Any]] = {
+    "ep_overlap": True,
+    "delay_wgrad": True,
+    "cuda_graph_impl": "transformer_engine",
+    "cuda_graph_scope": ("attn",),
+}
 # Changes that go together; alone most of them would be refused for what lacks.
 BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
     {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -171,6 +180,10 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
     {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("attn", "moe_router", "moe_preprocess")},
     {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("attn",)},
     {"cuda_graph_impl": "full_iteration"},
+    GRAPHED_OVERLAP,
+    {**GRAPHED_OVERLAP, "settings": {"grad_accumulation_fusion": False}},
+    {**GRAPHED_OVERLAP, "linear_bias": True},
+    {**GRAPHED_OVERLAP, "cuda_graph_scope": ("moe_router",), "settings": {"grad_accumulation_fusion": False}},
     {"fine_grained_offload_modules": ("core_attn", "attn_proj")},
     {"fine_grained_offload_modules": ("expert_fc1", "moe_act")},
     {"activation_offload_layers": 4, "pp": 1},
@@ -224,13 +237,11 @@ def sample(random: Random) -> Sample:
         card |= {name: change.pop(name) for name in CARD if name in change}
         job |= {name: change.pop(name) for name in JOB if name in change}
         plan |= change
-    whole = load_model(model)
     machine = load_machine(job.pop("machine"))
     # Not validated: what is out of range is for the rules to see.
     return Sample(
         Job(
-            # A pattern fixes what the card says.
-            model=whole if whole.hybrid else whole.model_copy(update=card),
+            model=_changed(load_model(model), card),
             machine=machine,
             target="bridge-0.6",
             gpus_per_node=machine.gpus_per_node,
@@ -239,6 +250,14 @@ def sample(random: Random) -> Sample:
         ),
         Plan().model_copy(update=plan),
     )
+
+
+def _changed(model: Model, card: Mapping[str, Any]) -> Model:
+    """The model with what its card may say otherwise."""
+    if model.hybrid:
+        return model
+    refused = ("qkv_bias", "num_query_groups") if model.mla else ()
+    return model.model_copy(update={name: value for name, value in card.items() if name not in refused})
 
 
 def _change(random: Random) -> dict[str, Any]:
