@@ -2,7 +2,7 @@
 
 A program of its own, because those packages live in an environment of their own; it needs nothing of mbsolve::
 
-    python tests/oracle/driver.py < requests.jsonl > answers.jsonl
+    python -m tests.oracle.driver < requests.jsonl > answers.jsonl
 
 A request is one JSON object a line, with the keys of `Request`. What it holds goes the way of a launch: a fresh
 container with the architecture alone, Bridge's own parser for the KEY=VALUE arguments (or, ten times as fast, each
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import io
 import json
@@ -27,42 +25,17 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 from unittest import mock
 
+from tests.oracle.hollow import ABSENT, KERNELS, NEED_TRITON, FusedAdam, Group, HollowFinder
+
 VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
 TRANSFORMER_ENGINE = "2.14.0"
-# Modules that a GPU or a library behind it is needed for; the validators ask only whether they are there.
-ABSENT = (
-    "transformer_engine",
-    "modelopt",
-    "megatron.energon",
-    "webdataset",
-    "nvidia_resiliency_ext",
-    "torch.utils.tensorboard",
-    "datasets",
-    "peft",
-)
-# These import triton without asking.
-NEED_TRITON = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.ssm.ops")
-KERNELS = {
-    "megatron.core.transformer.moe.moe_utils": (
-        "fused_permute",
-        "fused_permute_with_probs",
-        "fused_permute_and_pad_with_probs",
-        "fused_sort_chunks_by_index",
-        "fused_sort_chunks_by_index_with_probs",
-        "fused_unpermute",
-    ),
-    "megatron.core.models.common.embeddings.rope_utils": (
-        "fused_apply_rotary_pos_emb",
-        "fused_apply_rotary_pos_emb_thd",
-    ),
-}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -76,44 +49,6 @@ class Request(TypedDict):
     environment: dict[str, str]
     overrides: list[str]
     direct: NotRequired[bool]
-
-
-class Hollow(types.ModuleType):
-    """A module that has every name, to be imported and never run."""
-
-    __path__: MutableSequence[str] = []  # noqa: RUF012 - so that it counts as a package
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        base = import_module("torch").nn.Module
-        value: Any = type(name, (base,), {}) if name[0].isupper() else Hollow(f"{self.__name__}.{name}")
-        setattr(self, name, value)
-        return value
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # As a decorator it leaves the function alone.
-        return args[0] if len(args) == 1 and not kwargs and callable(args[0]) else None
-
-
-class HollowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a hollow module wherever one of the given names, or something below it, is imported."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not any(fullname == name or fullname.startswith(f"{name}.") for name in self.names):
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Hollow:
-        return Hollow(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
 
 
 class Stack:
@@ -314,37 +249,6 @@ class Stack:
             distributed.destroy_process_group()
 
 
-class Group:
-    """A process group that only knows its ranks."""
-
-    def __init__(self, ranks: Sequence[int] | None) -> None:
-        self.ranks = list(ranks or [0])
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
-
-    def rank(self) -> int:
-        """The own rank."""
-        return 0
-
-
-class FusedAdam:
-    """What the optimizer's config reads off Transformer Engine's: its parameters."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 0.0,
-        master_weight_dtype: Any = None,
-        exp_avg_dtype: Any = None,
-        exp_avg_sq_dtype: Any = None,
-        use_decoupled_grad: bool = False,
-        store_param_remainders: bool = False,
-    ) -> None:
-        """Nothing to keep."""
-
-
 def _built(value: Any) -> Any:
     """A parsed value; what has a target is made of it, as Bridge's parser does."""
     if not isinstance(value, dict):
@@ -374,13 +278,19 @@ def _rewritten(config: Any, overrides: Sequence[str]) -> dict[str, list[str]]:
         key, _, asked = text.partition("=")
         owner, _, field = key.rpartition(".")
         if owner in ("model", "optimizer", "ddp", "train", "dataset"):
-            value = getattr(getattr(config, owner), field)
-            words = {None: "null", True: "true", False: "false"}
-            got = words[value] if value is None or isinstance(value, bool) else str(value)
-            same = asked.strip('"') == got.replace("'", "").replace(", ", ",")
-            if not same and not got.startswith("torch."):
+            got = _spelt(getattr(getattr(config, owner), field))
+            if asked.strip('"') != got and not got.startswith("torch."):
                 out[key] = [asked, got]
     return out
+
+
+def _spelt(value: Any) -> str:
+    """A value as the launch lines spell it."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_spelt, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(getattr(value, "name", value))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.oracle.driver import VERSIONS
 
-DRIVER = Path(__file__).with_name("driver.py")
+ROOT = Path(__file__).parents[2]
 VARIABLE = "MBSOLVE_ORACLE_PYTHON"
 ASK_VERSIONS = (
     "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
@@ -40,7 +40,8 @@ def missing() -> str | None:
 def ask(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers of the real packages, in order."""
     done = subprocess.run(
-        [python(), str(DRIVER)],
+        [python(), "-m", "tests.oracle.driver"],
+        cwd=ROOT,
         input="".join(json.dumps(request) + "\n" for request in requests),
         capture_output=True,
         text=True,
