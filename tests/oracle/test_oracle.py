@@ -6,14 +6,17 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mbsolve.constraints.check import violations
+from mbsolve.constraints.vocabulary import Plan
+from mbsolve.reading import make_job
 from tests.oracle.disagreements import LAWS, compare, known
 from tests.oracle.packages import ask, missing
 from tests.oracle.requests import request
-from tests.oracle.sampling import samples
+from tests.oracle.sampling import Sample, samples
 
 CATALOGUE = Path(__file__).parents[1] / "constraints" / "rules" / "catalogue_ids.json"
 SEED, NUMBER, PARSED = 20_000, 500, 8
@@ -38,6 +41,26 @@ def test_a_good_share_of_the_configurations_is_legal() -> None:
 
 def test_the_same_seed_gives_the_same_configurations() -> None:
     assert list(islice(samples(7), 20)) == list(islice(samples(7), 20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "kind"),
+    [
+        ({}, None, "agree"),
+        ({}, "ValueError: never heard", "they refuse"),
+        ({}, "AssertionError: eval_global_batch_size (128) ...", "they refuse"),
+        ({"ep": 2}, None, "we refuse"),
+        ({"ep": 2}, "ValueError: num_moe_experts must be non None to use expert-parallel.", "agree"),
+        ({"ep": 2}, "AssertionError: eval_global_batch_size (128) ...", "other reason"),
+        ({"ep": 2}, "ValueError: never heard", "unknown reason"),
+        ({"tp": 1}, None, "known"),
+    ],
+)
+def test_differences_are_sorted(changes: dict[str, Any], error: str | None, kind: str) -> None:
+    job = make_job(model="llama3-8b", gpus=8, seq_len=8192, gbs=128)
+    plan = Plan(tp=2, sequence_parallel=True).model_copy(update=changes)
+    answer = {"error": error, "stage": "config", "where": "config.py:1"}
+    assert compare(Sample(job, plan), answer).kind == kind
 
 
 @pytest.fixture(scope="module")
