@@ -193,20 +193,22 @@ def overlap_needs_a_scope(
 @rule(
     "cg-delay-wgrad-scope",
     because="delayed weight gradients inside a graph need grad_accumulation_fusion "
-    "({job.settings.grad_accumulation_fusion}), and in scope attn no biases (linear_bias {model.linear_bias})",
+    "({job.settings.grad_accumulation_fusion}), and in scope attn no biases (linear_bias {model.linear_bias}, "
+    "qkv_bias {model.qkv_bias})",
     source=bridge("src/megatron/bridge/training/comm_overlap.py:545"),
 )
 def captured_wgrad_is_fused(
     delay_wgrad: bool,
-    cuda_graph_impl: str,
     graph_attn: bool,
     graph_moe_router: bool,
     job: Job,
     model: Model,
 ) -> bool:
     """Delayed weight gradients inside a graph need fused accumulation and, in attention, no biases."""
-    if not delay_wgrad or not _per_layer(cuda_graph_impl):
+    # The stack looks at the scopes alone, before it clears those that no graphs go with.
+    if not delay_wgrad:
         return True
     shared = graph_moe_router and has_shared_experts(model) and not job.settings.shared_expert_overlap
     fused = job.settings.grad_accumulation_fusion
-    return (not graph_attn or (fused and not model.linear_bias)) and (not shared or fused)
+    biased = model.linear_bias or model.qkv_bias
+    return (not graph_attn or (fused and not biased)) and (not shared or fused)

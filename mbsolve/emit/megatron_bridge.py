@@ -134,8 +134,10 @@ def _recompute(plan: Plan) -> dict[str, Value]:
     return {
         "recompute_granularity": plan.recompute_granularity,
         "recompute_method": plan.recompute_method,
-        "recompute_num_layers": plan.recompute_num_layers,
-        "recompute_modules": plan.recompute_modules,
+        # A plan may say 0 for none, the stack may not.
+        "recompute_num_layers": plan.recompute_num_layers or None,
+        # Without selective recompute they mean nothing, but EP overlap is refused where moe is among them.
+        "recompute_modules": plan.recompute_modules if plan.recompute_granularity == "selective" else (),
     }
 
 

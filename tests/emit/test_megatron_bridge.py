@@ -30,7 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "recompute_granularity": {"recompute_granularity": "selective"},
     "recompute_method": {"recompute_method": "block"},
     "recompute_num_layers": {"recompute_num_layers": 2},
-    "recompute_modules": {"recompute_modules": ("moe_act",)},
+    "recompute_modules": {"recompute_granularity": "selective", "recompute_modules": ("moe_act",)},
     "dispatcher": {"dispatcher": "deepep"},
     "ep_overlap": {"ep_overlap": True},
     "delay_wgrad": {"delay_wgrad": True},
@@ -60,7 +60,14 @@ def test_every_decision_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_every_decision_changes_the_text(job: Job, name: str) -> None:
-    assert overrides(job, Plan(**CHANGES[name])) != overrides(job, Plan())
+    without = {key: value for key, value in CHANGES[name].items() if key != name}
+    assert overrides(job, Plan(**CHANGES[name])) != overrides(job, Plan(**without))
+
+
+def test_recompute_that_a_plan_does_not_mean_is_not_said(job: Job) -> None:
+    said = values(job, recompute_modules=("moe",), recompute_num_layers=0)
+    assert said["model.recompute_modules"] == "[]"
+    assert said["model.recompute_num_layers"] == "null"
 
 
 @pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - NOT_KEYS))
