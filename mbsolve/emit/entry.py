@@ -38,6 +38,7 @@ class Entry:
     ignored : what nothing here depends on -> why.
     models : models that the file itself defines.
     form : what kind of file it was, in words; None for a job file.
+    on_recipe : whether it changes a recipe that is not seen, which may have set what is absent.
     unmodelled : options on which memory and time depend but that are not modelled -> why; the laws are judged alone.
     passed : how many other options it had, on which nothing here depends.
     suggested : ``hardware``, ``gpus``, ``precision`` -> value and where it is from, for when nobody states them.
@@ -58,6 +59,7 @@ class Entry:
     ignored: dict[str, str] = field(default_factory=dict)
     models: Mapping[str, Any] = field(default_factory=dict)
     form: str | None = None
+    on_recipe: bool = False
     unmodelled: dict[str, str] = field(default_factory=dict)
     passed: int = 0
     suggested: dict[str, tuple[Any, str]] = field(default_factory=dict)

@@ -61,7 +61,7 @@ def list_entry(path: str | Path, text: str) -> Entry:
     InputError
         one sentence: the key, its value, and what is allowed.
     """
-    where, out = str(path), Entry(Path(path).name, form="a Megatron-Bridge override list")
+    where, out = str(path), Entry(Path(path).name, form="a Megatron-Bridge override list", on_recipe=True)
     _arguments(where, out, _words(text))
     return out
 
@@ -74,7 +74,7 @@ def call_entry(path: str | Path, call: Call) -> Entry:
     InputError
         one sentence: the key, its value, and what is allowed.
     """
-    where, out = str(path), Entry(Path(path).name, form="a Megatron-Bridge command line")
+    where, out = str(path), Entry(Path(path).name, form="a Megatron-Bridge command line", on_recipe=True)
     at = next(i for i, word in enumerate(call.words) if word.endswith(SCRIPT))
     read_launcher(where, out, call, at)
     _arguments(where, out, call.words[at + 1 :])

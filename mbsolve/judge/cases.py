@@ -209,6 +209,9 @@ def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict
         complete("sequence_parallel", out["tp"] > 1)
     if out.get("recompute_granularity") == "selective" and "recompute_modules" not in out:
         complete("recompute_modules", ("core_attn",))
+    if out.get("recompute_granularity") == "full" and entry.on_recipe:
+        complete("recompute_method", "uniform")
+        complete("recompute_num_layers", 1)
     return out
 
 
