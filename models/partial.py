@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mbsolve.cards import CardError
 from mbsolve.models.card import Model
+from mbsolve.models.kinds import pattern_fault
 
 __all__ = ["PartialModel", "UnknownDimensionError", "partial_model"]
 
@@ -94,6 +95,11 @@ def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
             first = error.errors(include_url=False)[0]
             wanted = first["msg"].replace("Input should be", "it must be", 1)
             raise CardError(f"model {name}: {field} is {first['input']!r}, but {wanted}.") from error
+    pattern, layers = known.get("layer_pattern"), known.get("num_layers")
+    if pattern is not None and layers is not None:
+        fault = pattern_fault(pattern, layers, known.get("mtp_num_layers") or 0)
+        if fault is not None:
+            raise CardError(f"model {name}: {fault}")
     fields = {field: _UNKNOWN for field, info in Model.model_fields.items() if info.is_required()}
     fields |= {field: _UNKNOWN for field in NEEDED_BY_SOME if field not in known}
     return PartialModel.model_construct(**{**fields, "title": name, **known, "name": name})

@@ -184,6 +184,10 @@ OUT_OF_SCOPE: Final[Mapping[str, str]] = {
 }
 
 
+# What changes which layers a stage holds, and is not modelled: such a job is not judged.
+SKIPPED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+
+
 def known_spellings() -> tuple[str, ...]:
     """Every word that ``config`` may hold, for a proposal when one is misspelt."""
     switches = [name for names, amounts, *_ in AMOUNTS for name in (*names, *amounts)]

@@ -117,6 +117,11 @@ def test_files_of_many(tmp_path: Path) -> None:
     assert [c.name for c in cases_of(tmp_path, [BASE, BASE])] == ["1", "2"]
     (free,) = cases_of(tmp_path, {**BASE, "config": {"free": "all"}})
     assert free.skipped
+    (counted,) = cases_of(tmp_path, {**BASE, "config": {"account_for_loss_in_pipeline_split": True}})
+    assert counted.skipped and "not modelled" in counted.skipped
+    assert not cases_of(tmp_path, {**BASE, "config": {"account_for_loss_in_pipeline_split": False}})[
+        0
+    ].skipped
 
 
 def test_what_is_absent_is_completed_and_told(tmp_path: Path) -> None:
@@ -188,6 +193,10 @@ WRONG: list[tuple[object, tuple[str, ...]]] = [
     ({**BASE, "model": {"name": "dsv4", "num_layers": 9}}, ("dsv4",)),
     ({**BASE, "model": {"name": "own", "hiden": 5}}, ("hiden", "did you mean 'hidden'")),
     ({**BASE, "model": 5}, ("model is 5",)),
+    (
+        {**BASE, "model": {"name": "own", "layer_pattern": "XYZ", "num_layers": 3, "hidden": 64}},
+        ("symbol 'X'",),
+    ),
     ({**BASE, "hardware": "h10"}, ("h10",)),
     ({**BASE, "hardware": {"gpu": "h100", "hbm": 80}}, ("hbm",)),
     ({**BASE, "hardware": {"gpu": "h100", "hbm_gb": -1}}, ("hbm_gb", "-1")),
