@@ -219,9 +219,10 @@ def models() -> None:
     from mbsolve.models.card import load_model, model_names
     from mbsolve.models.counts import total_parameters
 
+    width = max(map(len, model_names()))
     for name in model_names():
         card = load_model(name)
-        print(f"{name:<18} {total_parameters(card) / 1e9:>8.1f}B  {card.title}")
+        print(f"{name:<{width}} {total_parameters(card) / 1e9:>8.1f}B  {card.title}")
 
 
 @app.command()
@@ -229,11 +230,12 @@ def hardware() -> None:
     """List the machines that have a card."""
     from mbsolve.hardware.card import load_machine, machine_names
 
+    width = max(map(len, machine_names()))
     for name in machine_names():
         card = load_machine(name)
         formats = ", ".join(card.supported_precisions)
         print(
-            f"{name:<8} {card.hbm_bytes / 2**30:>6.1f} GiB  {card.gpus_per_node} a node  {formats}  {card.title}"
+            f"{name:<{width}} {card.hbm_bytes / 2**30:>6.1f} GiB  {card.gpus_per_node} a node  {formats}  {card.title}"
         )
 
 
