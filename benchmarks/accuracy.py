@@ -12,7 +12,9 @@ from pathlib import Path
 
 import reports
 
-from mbsolve.judge.statistics import TRUSTED, TUNED, ErrorGroup, Validation, error_of, errors_of, validation
+from mbsolve.emit.recorded import TUNED
+from mbsolve.judge.accuracy import broken_rules
+from mbsolve.judge.statistics import TRUSTED, ErrorGroup, Validation, error_of, errors_of, validation
 from mbsolve.judge.validation import RowResult, read_rows, validate_row
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +61,7 @@ def tables(found: Validation) -> str:
         _counts("what and why", found.not_compared.items()),
         "### Ran, and breaks a rule here",
         "As far as the row tells: many name no pipeline layout, and some releases had other rules.",
-        _counts("rule", _broken(found.rows)),
+        _counts("rule", broken_rules(found.rows)),
         "### Reports of users",
         "From documents, recipes and issues (`benchmarks/data/reports.yaml`), judged as `mbsolve check` judges them.",
         reports.table(),
@@ -95,14 +97,6 @@ def _worst(rows: Iterable[RowResult], quantity: str) -> str:
 def _counts(what: str, counts: Iterable[tuple[str, int]]) -> str:
     lines = [f"| {what} | rows |", "|---|---:|"]
     return "\n".join([*lines, *(f"| {name} | {n} |" for name, n in counts)])
-
-
-def _broken(rows: Iterable[RowResult]) -> list[tuple[str, int]]:
-    count: dict[str, int] = {}
-    for row in rows:
-        for rule in row.illegal:
-            count[rule] = count.get(rule, 0) + 1
-    return sorted(count.items(), key=lambda kv: (-kv[1], kv[0]))
 
 
 def page(found: Validation, text: str) -> str:

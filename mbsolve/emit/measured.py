@@ -73,7 +73,7 @@ class Measured:
     id, tier, hardware, precision, moe, knobs_recorded : as the row has them.
     entry : the configuration; None when ``reason`` says why there is none.
     figures : what was measured.
-    no_time, no_memory : why one of the two is not compared though it was measured.
+    no_time : why the time is not compared though it was measured.
     """
 
     id: str
@@ -86,7 +86,6 @@ class Measured:
     entry: Entry | None = None
     reason: str | None = None
     no_time: str | None = None
-    no_memory: str | None = None
 
 
 def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

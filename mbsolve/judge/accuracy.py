@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mbsolve.judge.statistics import TRUSTED, ErrorGroup, Quantity, Validation, error_of
 from mbsolve.judge.validation import RowResult
 from mbsolve.report import words
 from mbsolve.report.sections import wrap
 
-__all__ = ["accuracy_text"]
+__all__ = ["accuracy_text", "broken_rules"]
 
 WORST = 8
 TITLES: dict[Quantity, str] = {
@@ -38,7 +38,7 @@ def accuracy_text(found: Validation, width: int, *, every_tier: bool = True) -> 
     if found.not_compared:
         lines = [wrap(f"{n:5d}  {why}", width, "  ", "         ") for why, n in found.not_compared.items()]
         parts.append("\n".join(["Measured but not compared:", *lines]))
-    illegal = _illegal(found.rows)
+    illegal = broken_rules(found.rows)
     if illegal:
         lines = [wrap(f"{n:5d}  {rule}", width, "  ", "         ") for rule, n in illegal]
         parts.append("\n".join(["Ran, and breaks a rule here (as far as its row tells):", *lines]))
@@ -86,7 +86,8 @@ def _said(row: RowResult, quantity: Quantity) -> str:
     return f" ({row.tier}): measured {pair[0]}, predicted {pair[1]}"
 
 
-def _illegal(rows: Sequence[RowResult]) -> list[tuple[str, int]]:
+def broken_rules(rows: Iterable[RowResult]) -> list[tuple[str, int]]:
+    """Laws that rows which ran break, with how many do, the most frequent first."""
     count: dict[str, int] = {}
     for row in rows:
         for rule in row.illegal:

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mbsolve.emit.recorded import TUNED
 from mbsolve.judge.validation import RowResult
 
 __all__ = ["ErrorGroup", "Errors", "Validation", "errors_of", "summary", "validation"]
@@ -18,7 +19,6 @@ Quantity = Literal["time", "between", "peak"]
 QUANTITIES: Final[tuple[Quantity, ...]] = ("time", "between", "peak")
 # Tiers whose rows say how far a prediction is to be trusted; the others are shown, and not summed up.
 TRUSTED: Final = ("A-published-table", "A-card-perf", "A-guide", "A-measured-mem", "A-measured-time", "probe")
-TUNED: Final = ("A-published-table", "A-card-perf")
 
 
 class _Data(BaseModel):

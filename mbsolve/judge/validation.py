@@ -238,18 +238,18 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     predicted = Compared(**found)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
     notes["moe"] = model.is_moe if row.moe is None else row.moe
-    asked = [r for r, on in ((row.no_time, time), (row.no_memory, memory)) if on and r]
+    untimed = row.no_time if time else None
     nothing = not found
     return RowResult(
         **notes,
         family=family(case),
         evaluated=not nothing,
-        reason=(asked[0] if asked else "nothing was measured that is asked for") if nothing else None,
+        reason=(untimed or "nothing was measured that is asked for") if nothing else None,
         predicted=predicted,
         time_error=_error(predicted.step_seconds, notes["measured"].step_seconds),
         between_error=_error(predicted.between_bytes, notes["measured"].between_bytes),
         peak_error=_error(predicted.peak_bytes, notes["measured"].peak_bytes),
-        not_compared={"time": row.no_time} if row.no_time and time else {},
+        not_compared={"time": untimed} if untimed else {},
         stage=stage,
         completed=case.completed,
         terms=terms,
