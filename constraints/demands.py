@@ -72,8 +72,12 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
     out = dict(dom)
     split: dict[str, Any] = {}
     derived: dict[str, int] = {}
-    for name, value in (fixed or {}).items():
+    fixed = fixed or {}
+    for name, value in fixed.items():
         _fix(name, value, out, split, derived)
+    if "recompute_granularity" in fixed:
+        # A list of modules means selective recompute only where nothing else is asked for.
+        _fix("recompute_granularity", fixed["recompute_granularity"], out, split, derived)
     for text in forbid:
         _forbid(text, out)
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None

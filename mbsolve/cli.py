@@ -45,7 +45,9 @@ def solve_command(
         str | None,
         typer.Option(metavar="NAME", help="Model: a name of `mbsolve models`, a card, or a config.json."),
     ] = None,
-    seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens of a sequence.")] = None,
+    seq: Annotated[
+        str | None, typer.Option(metavar="N", help="Tokens of a sequence; else the model's.")
+    ] = None,
     gpus: Annotated[str | None, typer.Option(metavar="N", help="Number of GPUs.")] = None,
     hardware: Annotated[
         str, typer.Option(metavar="NAME", help="GPUs: a name of `mbsolve hardware`, or a card.")
@@ -104,7 +106,7 @@ def solve_command(
     from mbsolve.errors import InputError
     from mbsolve.reading import job_of
 
-    for name, value in (("--model", model), ("--seq", seq), ("--gpus", gpus)):
+    for name, value in (("--model", model), ("--gpus", gpus)):
         if value is None:
             example = "mbsolve --model dsv3 --seq 131072 --gpus 256"
             raise InputError(f"{name} is missing; for example: {example}.")
@@ -152,7 +154,7 @@ def _solve(
             outcome = solve(job, top=top, progress=progress, **demands)
         text = _report(job, outcome)
         print(outcome.model_dump_json(indent=2) if json else text, flush=True, end="\n" if json else "")
-        if alternatives and not json and outcome.status != "UNKNOWN":
+        if alternatives and not json and outcome.best is not None:
             text += _alternative(job, outcome, demands)
     except Interrupted as stop:
         outcome, interrupted = stop.outcome, True
@@ -183,18 +185,17 @@ def _alternative(job: Job, outcome: Outcome, demands: dict[str, Any]) -> str:
     from mbsolve.report.alternatives import GRID, other_precision, same_grid, same_plan
     from mbsolve.solver.api import solve
 
-    precision = other_precision(job)
-    if precision is None:
+    precision, best = other_precision(job), outcome.best
+    if precision is None or best is None:
         return ""
     changed = job.model_copy(update={"precision": precision})
-    best = outcome.best
-    text = same_plan(changed, best) if best is not None else None
+    text = same_plan(changed, best)
     if text is None:
-        grid = {name: getattr(best.plan, name) for name in GRID} if best is not None else {}
+        grid = {name: getattr(best.plan, name) for name in GRID}
         asked = {**demands, "fixed": {**grid, **(demands["fixed"] or {})}}
         with _progress() as progress:
             other = solve(changed, top=1, explained=False, progress=progress, **asked)
-        text = same_grid(precision, outcome, other)
+        text = same_grid(precision, best, other)
     text = f"\n{text}\n"
     print(text, end="")
     return text

@@ -31,7 +31,7 @@ def make_job(
     model: str | Path | Model = "dsv3",
     hardware: str | Path | Machine = "h100",
     gpus: int = 256,
-    seq_len: int = 131072,
+    seq_len: int | None = None,
     gbs: int | None = None,
     gpus_per_node: int | None = None,
     precision: str = "bf16",
@@ -47,7 +47,7 @@ def make_job(
     model, hardware
         Name of a shipped card, path of a card, or the card itself.
     gpus, seq_len
-        Whole numbers of at least 1.
+        Whole numbers of at least 1; without a ``seq_len`` the card's published one, or 4,096.
     gbs
         Sequences a step, at least 1; from the card's tokens a batch when absent.
     gpus_per_node, block_gpus
@@ -67,6 +67,8 @@ def make_job(
         machine = hardware if isinstance(hardware, Machine) else load_machine(hardware)
     except CardError as error:
         raise InputError(str(error)) from error
+    if seq_len is None:
+        seq_len = card.default_seq_len()
     fields: dict[str, Any] = {"gpus": _whole("gpus", gpus), "seq_len": _whole("seq_len", seq_len)}
     for name, count in (("gbs", gbs), ("gpus_per_node", gpus_per_node), ("block_gpus", block_gpus)):
         if count is not None:

@@ -32,6 +32,7 @@ from mbsolve.models.wholeness import CHECKS
 __all__ = ["CardError", "LayerKind", "Model", "load_model", "model_names", "parse_model"]
 
 DATA = Path(__file__).parent / "data"
+USUAL_SEQ_LEN = 4096
 MEBI = 2**20
 SMALL_DENSE_PARAMETERS = 20e9
 
@@ -97,6 +98,8 @@ class Model(BaseModel):
         Published total, embeddings and output layer in, MTP apart; None where none is published.
     tokens_per_batch
         Published tokens of a global batch, or None.
+    pretrain_seq_len
+        Tokens of a sequence in published pretraining runs, or None.
     layer_pattern
         Layers of a Mamba hybrid, one symbol each: ``M`` Mamba-2, ``*`` attention, ``-`` dense FFN, ``E`` MoE; then
         for every MTP block ``/`` and its two symbols.
@@ -171,6 +174,7 @@ class Model(BaseModel):
     mamba_conv_kernel: Positive | None = None
     published_params: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     tokens_per_batch: Positive | None = None
+    pretrain_seq_len: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -212,6 +216,10 @@ class Model(BaseModel):
         """Return the kind of the layer inside an MTP block: that of the pattern, or of the last decoder layer."""
         own = pattern_mtp(self.layer_pattern) if self.layer_pattern is not None else None
         return own or self.layers()[-1]
+
+    def default_seq_len(self) -> int:
+        """Return the tokens of a sequence when the user names none: the card's published value, else 4,096."""
+        return self.pretrain_seq_len or USUAL_SEQ_LEN
 
     def default_tokens_per_batch(self) -> int:
         """Return the tokens of a global batch when the user names none.

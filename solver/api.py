@@ -84,7 +84,7 @@ def solve(
     plans = _filled(search, plans, top) if cut else plans
     explanation: Explanation | None = None
     if not plans and not cut and explained:
-        explanation = explain(job, objective, fixed or {}, forbid, search)
+        explanation = explain(job, objective, fixed or {}, forbid, progress)
     outcome = _outcome(job, search, plans, cut, explanation, raw_size(job, demands.domains, _given(demands)))
     if stopped:
         raise Interrupted(outcome)
@@ -167,6 +167,7 @@ def assumptions(job: Job) -> dict[str, Any]:
         "hardware": job.machine.name,
         "gpus_per_node": job.gpus_per_node,
         "nvlink_domain_gpus": job.topology.domain_gpus,
+        "seq_len": job.seq_len,
         "gbs": job.gbs,
         "precision": job.precision,
         "target": job.target,

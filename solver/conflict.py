@@ -1,4 +1,4 @@
-"""The smallest set of demands and budgets that cannot hold together, the rules being what they are."""
+"""The smallest set of demands, rules and budgets that cannot hold together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, Final, NamedTuple
 from mbsolve.constraints.demands import narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
-from mbsolve.solver.search import Search
+from mbsolve.solver.found import InternalError
+from mbsolve.solver.logic import SPLIT_FIELDS, Logic, Member
+from mbsolve.solver.search import Search, rules_of
 
-__all__ = ["BUDGETS", "Conflict", "conflict_of", "has_plan"]
+__all__ = ["BUDGETS", "Conflict", "conflict_of", "has_plan", "logic_of"]
 
 BUDGETS: Final = ("host-ram-capacity", "hbm-capacity")
 # More bytes than any plan needs, and fewer than the models can count.
@@ -18,18 +20,20 @@ ENDLESS: Final = 4 * 10**15
 
 
 class Conflict(NamedTuple):
-    """Demands and budgets without a plan; leaving out any one of them leaves some.
+    """Demands, rules and budgets without a plan; leaving out any one of them leaves some.
 
     Parameters
     ----------
     fixed : decision -> the value that it must have.
     forbid : values that no plan may have.
+    rules : ids of rules. Where there are budgets, all other rules hold as well; where there are none, no others.
     budgets : those of `BUDGETS` that hold; none where the rules and demands alone leave nothing.
     """
 
     fixed: dict[str, Any]
-    forbid: tuple[str, ...]
-    budgets: tuple[str, ...]
+    forbid: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    budgets: tuple[str, ...] = ()
 
 
 def has_plan(
@@ -38,8 +42,9 @@ def has_plan(
     forbid: Sequence[str],
     budgets: Sequence[str],
     most_shapes: int | None = None,
+    less: Sequence[str] = (),
 ) -> bool:
-    """Whether some plan satisfies the rules, the demands and the budgets named.
+    """Whether some plan satisfies the rules but those of the ids ``less``, the demands and the budgets named.
 
     Raises
     ------
@@ -53,23 +58,62 @@ def has_plan(
         machine = machine.model_copy(update={"host_ram_bytes_per_node": ENDLESS})
     roomy = job.model_copy(update={"machine": machine})
     demands = narrow(domains(roomy), fixed, forbid)
-    search = Search(roomy, demands, "time", limited=bool(budgets), most_shapes=most_shapes)
+    rules = [rule for rule in rules_of(roomy, demands) if rule.id not in less]
+    search = Search(roomy, demands, "time", limited=bool(budgets), most_shapes=most_shapes, rules=rules)
     return not search.pool.empty and search.best([], any_plan=True) is not None
 
 
-def conflict_of(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Conflict:
-    """A minimal conflict of a job that has no plan.
+def logic_of(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], rules: Sequence[str] = ()) -> Logic:
+    """The rules and demands of a job by themselves; of the rules only those of some ids, where such are given."""
+    chosen = rules_of(job, narrow(domains(job), fixed, forbid))
+    return Logic(job, [rule for rule in chosen if not rules or rule.id in rules], fixed, forbid)
 
-    Members are left out one after the other, demands first, as long as what remains has no plan either.
+
+def conflict_of(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Conflict:
+    """A conflict of a job that has no plan.
+
+    Where the rules and demands alone leave nothing, none has fewer members. Where memory is needed to see it,
+    members are left out one after the other, demands first, as long as what remains has no plan either.
+
+    Raises
+    ------
+    InternalError
+        when the rules leave no plan, and yet no conflict is found among them.
     """
-    kept = Conflict(dict(fixed), tuple(forbid), BUDGETS)
+    few = logic_of(job, fixed, forbid).fewest()
+    if few is not None:
+        return _plain(job, fixed, forbid, few)
+    kept = Conflict(dict(fixed), tuple(forbid), budgets=BUDGETS)
     for name in fixed:
         rest = kept._replace(fixed={k: v for k, v in kept.fixed.items() if k != name})
-        kept = kept if has_plan(job, *rest) else rest
+        kept = kept if _possible(job, rest) else rest
     for text in forbid:
         rest = kept._replace(forbid=tuple(f for f in kept.forbid if f != text))
-        kept = kept if has_plan(job, *rest) else rest
+        kept = kept if _possible(job, rest) else rest
     for budget in BUDGETS:
         rest = kept._replace(budgets=tuple(b for b in kept.budgets if b != budget))
-        kept = kept if has_plan(job, *rest) else rest
+        kept = kept if _possible(job, rest) else rest
+    if not kept.budgets:
+        raise InternalError(f"the rules leave no plan, but no conflict among them was found: {kept}")
+    return kept
+
+
+def _possible(job: Job, conflict: Conflict) -> bool:
+    return has_plan(job, conflict.fixed, conflict.forbid, conflict.budgets)
+
+
+def _plain(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], few: Sequence[Member]) -> Conflict:
+    """A conflict of rules and demands as such; fields of the split are members of their own there."""
+    names = {name for kind, name in few if kind == "demand"}
+    kept = Conflict(
+        {k: v for k, v in fixed.items() if k in names or ("split" in names and k in SPLIT_FIELDS)},
+        tuple(text for text in forbid if ("forbid", text) in few),
+        tuple(dict.fromkeys(name for kind, name in few if kind == "rule")),
+    )
+    parts = [name for name in kept.fixed if name in SPLIT_FIELDS]
+    for name in parts if len(parts) > 1 else []:
+        rest = {k: v for k, v in kept.fixed.items() if k != name}
+        logic = logic_of(job, rest, kept.forbid, kept.rules)
+        if not logic.together(logic.members):
+            kept = kept._replace(fixed=rest)
     return kept

@@ -40,10 +40,11 @@ class Hint(_Data):
 
 
 class Explanation(_Data):
-    """Why there is no plan, and the nearest changes that give one."""
+    """Why there is no plan, the nearest changes that give one, and changes that were tried and do not."""
 
     causes: tuple[Cause, ...]
     hints: tuple[Hint, ...] = ()
+    tried: tuple[str, ...] = ()
 
 
 class Statistics(_Data):

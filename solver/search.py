@@ -40,6 +40,7 @@ __all__ = [
     "hard_rules",
     "key_str",
     "open_search",
+    "rules_of",
 ]
 
 # Shapes that CP-SAT is given at first, and at most at once.
@@ -70,12 +71,17 @@ def _overruled(rule: Rule, demands: Demands) -> bool:
     return rule.id in _YIELDING and bool((set(rule.scope) - {"cuda_graph_impl"}) & demands.fixed)
 
 
+def rules_of(job: Job, demands: Demands) -> list[Rule]:
+    """The rules of a search: `hard_rules`, without those that yield to a demand."""
+    return [r for r in hard_rules(job) if not _overruled(r, demands)]
+
+
 @dataclass
 class Search(Session):
-    """One search: a session, and the plans found in it; without ``rules`` it takes `hard_rules`."""
+    """One search: a session, and the plans found in it; without ``rules`` it takes `rules_of` its demands."""
 
     def __post_init__(self) -> None:
-        self.rules = self.rules or [r for r in hard_rules(self.job) if not _overruled(r, self.demands)]
+        self.rules = self.rules or rules_of(self.job, self.demands)
         self.known: dict[tuple[Any, ...], Found] = {}
         super().__post_init__()
 
@@ -114,7 +120,7 @@ class Search(Session):
         size = GUESS
         self.goal.wanted = len(exclude) + (ahead if self.objective == "time" else 1)
         while True:
-            self._prepare()
+            self._prepare(any_plan)
             top = self.incumbent(exclude)
             if top and any_plan:
                 return top
@@ -162,10 +168,10 @@ class Search(Session):
         """The goal's level in whole quanta."""
         return math.floor(self.goal.level / self.quantum() + 1e-6)
 
-    def _prepare(self) -> None:
-        """Open and tighten until every shape under the goal is known."""
+    def _prepare(self, any_plan: bool = False) -> None:
+        """Open and tighten until every shape under the goal is known, or ``any_plan`` is."""
         with self.building():
-            while True:
+            while not (any_plan and self.known):
                 self.left()
                 target = self.goal.target
                 if not self.pool.tighten(target):

@@ -34,15 +34,15 @@ def same_plan(job: Job, best: Ranked) -> str | None:
     return f"With --precision {job.precision} plan 1 as it is: {_given(new, best.evaluation)}."
 
 
-def same_grid(precision: str, outcome: Outcome, other: Outcome) -> str:
-    """What another precision gives on the grid of the first outcome's best plan, against that plan."""
-    head = f"With --precision {precision}{' on the same grid' if outcome.best else ''}:"
+def same_grid(precision: str, best: Ranked, other: Outcome) -> str:
+    """What another precision gives on the grid of the best plan, against that plan."""
+    head = f"With --precision {precision} on the same grid:"
     if other.best is None:
         return f"{head} {'no plan was found in time' if other.status == 'UNKNOWN' else 'no plan'}."
-    return f"{head} {_given(other.best.evaluation, outcome.best.evaluation if outcome.best else None)}."
+    return f"{head} {_given(other.best.evaluation, best.evaluation)}."
 
 
-def _given(new: Evaluation, old: Evaluation | None) -> str:
-    moved = f" ({words.change(new.step_seconds, old.step_seconds)})" if old is not None else ""
+def _given(new: Evaluation, old: Evaluation) -> str:
+    moved = words.change(new.step_seconds, old.step_seconds)
     used = words.gib(new.worst_stage.peak_device_bytes)
-    return f"{words.seconds(new.step_seconds)} a step{moved}, {used} GiB"
+    return f"{words.seconds(new.step_seconds)} a step ({moved}), {used} GiB"

@@ -158,13 +158,21 @@ def _explanation(job: Job, outcome: Outcome, width: int) -> str:
     lines = [
         wrap(f"No plan: {job.model.name} at {job.seq_len} tokens on {job.gpus} {job.machine.name}.", width)
     ]
-    for index, cause in enumerate(explanation.causes):
-        text = f"{'and' if index else 'Because'} {cause.text.rstrip('.')}  [{cause.rule}]"
-        lines.append(wrap(text, width, "  ", "    "))
+    demands = [cause.text for cause in explanation.causes if cause.rule.startswith("demand")]
+    clauses = [(_listed(demands), "demand" if len(demands) == 1 else "demands")] if demands else []
+    clauses += [(c.text.rstrip("."), c.rule) for c in explanation.causes if not c.rule.startswith("demand")]
+    for index, (text, name) in enumerate(clauses):
+        lines.append(wrap(f"{'and' if index else 'Because'} {text}  [{name}]", width, "  ", "    "))
     if explanation.hints:
         lines += ["", "What would help:"]
         lines += [wrap(f"- {hint_text(hint)}", width, "  ", "    ") for hint in explanation.hints]
+    if explanation.tried:
+        lines += ["", wrap(f"Tried, and no plan either: {'; '.join(explanation.tried)}.", width)]
     return "\n".join(lines)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def hint_text(hint: Hint) -> str:

@@ -124,7 +124,6 @@ def test_options_reach_the_job_and_the_solver(answer: Answer) -> None:
         ("--model dsv3 --seq 4096 --gpus 7.5", "gpus is 7.5"),
         ("--model dsv3 --seq 0 --gpus 8", "seq_len is 0"),
         ("--model dsv3 --seq many --gpus 8", "seq_len is 'many'"),
-        ("--model dsv3 --gpus 8", "--seq is missing"),
         ("", "--model is missing"),
         ("--model dsv3 --seq 4096 --gpus 8 --hardware h10", "did you mean 'h100'?"),
         ("--model dsv3 --seq 4096 --gpus 8 --precision fp9", "it must be one of bf16"),

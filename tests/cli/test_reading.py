@@ -10,6 +10,7 @@ import pytest
 from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import load_model
 from mbsolve.reading import InputError, job_of, make_job, parse_value
+from mbsolve.solver.api import assumptions
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,13 @@ def test_some_names_keep_their_text() -> None:
     assert decisions == {"cuda_graph_impl": "none", "pipeline_layout": "Et,t|tL"}
 
 
+@pytest.mark.parametrize(("model", "tokens"), [("llama3.1-405b", 8192), ("gpt3-175b", 2048), ("dsv3", 4096)])
+def test_without_a_length_it_is_the_published_one_of_the_model(model: str, tokens: int) -> None:
+    job, _ = job_of([], [], model=model, gpus=8)
+    assert (job.seq_len, job.gbs) == (tokens, job.model.default_tokens_per_batch() // tokens)
+    assert assumptions(job)["seq_len"] == tokens
+
+
 def test_cards_names_and_paths_are_one(tmp_path: Path) -> None:
     card = Path(load_model.__code__.co_filename).parent / "data" / "dsv3.yaml"
     jobs = [
@@ -49,7 +57,7 @@ def test_cards_names_and_paths_are_one(tmp_path: Path) -> None:
     ]
     assert jobs[0] == jobs[1]
     assert jobs[2].model.num_layers == jobs[0].model.num_layers
-    assert (jobs[0].gpus, jobs[0].seq_len, jobs[0].margin, jobs[0].gpus_per_node) == (256, 131072, 0.03, 8)
+    assert (jobs[0].gpus, jobs[0].seq_len, jobs[0].margin, jobs[0].gpus_per_node) == (256, 4096, 0.03, 8)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_the_leanest_plan_is_proven_or_said_not_to_be(monkeypatch: pytest.Monkey
     job = make("experts", 1.0)
     text_, exact, bound = _leanest(job)
     assert "found" not in text_ and bound is None
-    monkeypatch.setattr(explain, "MOST_SHAPES", 0)
+    monkeypatch.setattr(explain, "LEAN_SHAPES", 0)
     text_, some, bound = _leanest(job)
     assert "leanest legal plan found" in text_ and bound is not None
     assert bound <= exact <= some

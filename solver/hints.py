@@ -1,0 +1,192 @@
+"""The nearest changes that give an infeasible job a plan: each was solved, and says what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.domains import domains
+from mbsolve.constraints.evaluate import evaluate
+from mbsolve.constraints.job import Job, derive
+from mbsolve.hardware.card import PRECISION_CLASS
+from mbsolve.solver.conflict import BUDGETS, Conflict, has_plan
+from mbsolve.solver.found import Found, Objective, OutOfTime
+from mbsolve.solver.outcome import Hint
+from mbsolve.solver.search import Search
+
+__all__ = ["MOST_SHAPES", "Say", "hints"]
+
+Say = Callable[[str], None] | None
+
+GIB = 2**30
+# Shapes among which a plan is looked for: a job far too large has tens of thousands that are nearly as lean.
+MOST_SHAPES = 4000
+# Tokens below which a shorter sequence is no proposal.
+SHORTEST = 1024
+# Seconds from which a time is given in whole ones.
+LONG = 100
+# How far the GPUs are doubled.
+DOUBLINGS = 5
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked, and how to ask for something near it."""
+
+    job: Job
+    objective: Objective
+    fixed: Mapping[str, Any]
+    forbid: Sequence[str]
+    say: Say
+
+    def solve(self, change: Mapping[str, Any]) -> Found | None:
+        """The best plan of the job with some of its fields changed."""
+        if self.say is not None:
+            self.say(f"explaining: {', '.join(f'{k}={v}' for k, v in change.items()) or 'one demand less'}")
+        job = self.job.model_copy(update=change)
+        search = Search(job, narrow(domains(job), self.fixed, self.forbid), self.objective)
+        return None if search.pool.empty else search.best([])
+
+    def possible(self) -> bool:
+        """Whether there is a plan."""
+        return has_plan(self.job, self.fixed, self.forbid, BUDGETS)
+
+    def seen(self, change: Mapping[str, Any]) -> bool:
+        """Whether a change is seen to give a plan, without looking far."""
+        try:
+            return has_plan(self.job.model_copy(update=change), self.fixed, self.forbid, BUDGETS, MOST_SHAPES)
+        except OutOfTime:
+            return False
+
+    def without(self, members: Sequence[str]) -> _Asked:
+        """The same without some demands: names of decisions, or ``--forbid TEXT``."""
+        return replace(
+            self,
+            fixed={k: v for k, v in self.fixed.items() if k not in members},
+            forbid=[text for text in self.forbid if f"--forbid {text}" not in members],
+        )
+
+    def cost(self, found: Found, change: Mapping[str, Any] | None = None) -> str:
+        """What a plan takes, in words."""
+        e = evaluate(self.job.model_copy(update=change or {}), found.plan)
+        seconds = f"{e.step_seconds:.0f}" if e.step_seconds >= LONG else f"{e.step_seconds:.3g}"
+        return f"{seconds} s a step, {e.worst_stage.peak_device_bytes / GIB:.1f} GiB"
+
+
+def hints(
+    job: Job,
+    objective: Objective,
+    fixed: Mapping[str, Any],
+    forbid: Sequence[str],
+    conflict: Conflict,
+    say: Say = None,
+) -> tuple[list[Hint], list[str]]:
+    """Single changes that give a plan, the nearest of each kind; and those that were tried and do not."""
+    asked = _Asked(job, objective, fixed, forbid, say)
+    out, tried = [], []
+    kinds = [_demands(asked, conflict), _precisions(asked, conflict), _gpus(asked), _shorter(asked, conflict)]
+    for kind in kinds:
+        for text, hint in kind:
+            if hint is None:
+                tried.append(text)
+            else:
+                out.append(hint)
+    return out, tried
+
+
+Tried = Iterator[tuple[str, Hint | None]]
+
+
+def _demands(asked: _Asked, conflict: Conflict) -> Tried:
+    """Each demand of the conflict left out; where none is enough, as few demands as are."""
+    members = [*conflict.fixed, *(f"--forbid {text}" for text in conflict.forbid)]
+    works = False
+    for member in members:
+        rest = asked.without([member])
+        found = rest.solve({})
+        works = works or found is not None
+        yield _told([member]), _relaxed(rest, [member], found)
+    everything = [*asked.fixed, *(f"--forbid {text}" for text in asked.forbid)]
+    if works or len(everything) <= 1 or not asked.without(everything).possible():
+        return
+    gone = everything
+    for member in everything:
+        fewer = [name for name in gone if name != member]
+        gone = fewer if asked.without(fewer).possible() else gone
+    rest = asked.without(gone)
+    yield _told(gone), _relaxed(rest, gone, rest.solve({}))
+
+
+def _told(members: Sequence[str]) -> str:
+    fixed = [name for name in members if not name.startswith("--")]
+    words = [f"fixing {', '.join(fixed)}"] if fixed else []
+    return f"without {' and '.join([*words, *(name for name in members if name.startswith('--'))])}"
+
+
+def _relaxed(asked: _Asked, members: Sequence[str], found: Found | None) -> Hint | None:
+    """The plan without some demands, and what their decisions are in it."""
+    if found is None:
+        return None
+    sizes = {**found.values, **derive(asked.job, found.values), **found.plan.model_dump()}
+    values = {name: sizes[name] for name in members if name in sizes}
+    return Hint(set=values, text=f"{_told(members)}: {asked.cost(found)}")
+
+
+def _precisions(asked: _Asked, conflict: Conflict) -> Tried:
+    """The other precisions of the machine; where memory is in the way, one of each width, since like ones need alike."""
+    widths = {PRECISION_CLASS[asked.job.precision]}
+    for precision in asked.job.machine.supported_precisions:
+        width = PRECISION_CLASS[precision]
+        if precision == asked.job.precision or (conflict.budgets and width in widths):
+            continue
+        widths.add(width)
+        change = {"precision": precision}
+        found = asked.solve(change)
+        if found is not None:
+            yield precision, Hint(set=change, text=f"in {precision}: {asked.cost(found, change)}")
+            return
+        if conflict.budgets:
+            yield f"--precision {precision}", None
+
+
+def _gpus(asked: _Asked) -> Tried:
+    """The fewest GPUs, in whole nodes, that are seen to give a plan: doubled until they do, then bisected."""
+    node, below = asked.job.gpus_per_node, asked.job.gpus
+    for doubled in (-(-asked.job.gpus // node) * node * 2**i for i in range(DOUBLINGS + 1)):
+        if doubled <= below:
+            continue
+        found = asked.solve({"gpus": doubled})
+        if found is None:
+            below = doubled
+            continue
+        gpus = doubled
+        while (middle := (below + gpus) // 2 // node * node) > below:
+            below, gpus = (below, middle) if asked.seen({"gpus": middle}) else (middle, gpus)
+        found = asked.solve({"gpus": gpus}) if gpus < doubled else found
+        if found is not None:
+            text = f"with {gpus} GPUs: {asked.cost(found, {'gpus': gpus})}"
+            yield f"{gpus} GPUs", Hint(set={"gpus": gpus}, text=text)
+            return
+    yield f"doubling to {below} GPUs", None
+
+
+def _shorter(asked: _Asked, conflict: Conflict) -> Tried:
+    """Half the sequence length, and half of that, with the tokens of a step kept."""
+    job = asked.job
+    if not conflict.budgets:
+        return
+    last = None
+    for factor in (2, 4):
+        if job.seq_len % factor or job.seq_len // factor < SHORTEST:
+            continue
+        last = job.seq_len // factor
+        change = {"seq_len": last, "gbs": job.gbs * factor}
+        found = asked.solve(change)
+        if found is not None:
+            text = f"with sequences of {last} tokens: {asked.cost(found, change)}"
+            yield text, Hint(set={"seq_len": last}, text=text)
+            return
+    if last is not None:
+        yield f"sequences of {last} tokens", None
