@@ -241,7 +241,8 @@ class Shapes:
         numbers = self.demands.domains["recompute_num_layers"]
         for method in self._allowed("recompute_method"):
             if method == "none":
-                layers = [n for n in numbers if n == 0]
+                # A number that is asked for stays, though without a method it means nothing.
+                layers = [n for n in numbers if n == 0 or len(numbers) == 1]
             elif method == "uniform":
                 layers = [n for n in numbers if n >= 1][:1]
             else:
