@@ -11,7 +11,7 @@ from mbsolve.constraints.domains import domains
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
 from mbsolve.hardware.card import PRECISION_CLASS
-from mbsolve.solver.conflict import BUDGETS, Conflict, has_plan
+from mbsolve.solver.conflict import BUDGETS, Conflict, has_plan, logic_of
 from mbsolve.solver.found import Found, Objective, OutOfTime
 from mbsolve.solver.outcome import Hint
 from mbsolve.solver.search import Search
@@ -39,15 +39,26 @@ class _Asked:
     objective: Objective
     fixed: Mapping[str, Any]
     forbid: Sequence[str]
+    conflict: Conflict
     say: Say
 
     def solve(self, change: Mapping[str, Any]) -> Found | None:
         """The best plan of the job with some of its fields changed."""
+        if change and self.still(change):
+            return None
         if self.say is not None:
             self.say(f"explaining: {', '.join(f'{k}={v}' for k, v in change.items()) or 'one demand less'}")
         job = self.job.model_copy(update=change)
         search = Search(job, narrow(domains(job), self.fixed, self.forbid), self.objective)
         return None if search.pool.empty else search.best([])
+
+    def still(self, change: Mapping[str, Any]) -> bool:
+        """Whether the rules and demands of the conflict are one with some fields of the job changed, too."""
+        if not self.conflict.rules:
+            return False
+        job = self.job.model_copy(update=change)
+        logic = logic_of(job, self.conflict.fixed, self.conflict.forbid, self.conflict.rules)
+        return not logic.together(logic.members)
 
     def possible(self) -> bool:
         """Whether there is a plan."""
@@ -84,10 +95,9 @@ def hints(
     say: Say = None,
 ) -> tuple[list[Hint], list[str]]:
     """Single changes that give a plan, the nearest of each kind; and those that were tried and do not."""
-    asked = _Asked(job, objective, fixed, forbid, say)
+    asked = _Asked(job, objective, fixed, forbid, conflict, say)
     out, tried = [], []
-    kinds = [_demands(asked, conflict), _precisions(asked, conflict), _gpus(asked), _shorter(asked, conflict)]
-    for kind in kinds:
+    for kind in (_demands(asked), _precisions(asked), _gpus(asked), _batch(asked), _length(asked)):
         for text, hint in kind:
             if hint is None:
                 tried.append(text)
@@ -99,9 +109,9 @@ def hints(
 Tried = Iterator[tuple[str, Hint | None]]
 
 
-def _demands(asked: _Asked, conflict: Conflict) -> Tried:
+def _demands(asked: _Asked) -> Tried:
     """Each demand of the conflict left out; where none is enough, as few demands as are."""
-    members = [*conflict.fixed, *(f"--forbid {text}" for text in conflict.forbid)]
+    members = [*asked.conflict.fixed, *(f"--forbid {text}" for text in asked.conflict.forbid)]
     works = False
     for member in members:
         rest = asked.without([member])
@@ -134,12 +144,12 @@ def _relaxed(asked: _Asked, members: Sequence[str], found: Found | None) -> Hint
     return Hint(set=values, text=f"{_told(members)}: {asked.cost(found)}")
 
 
-def _precisions(asked: _Asked, conflict: Conflict) -> Tried:
+def _precisions(asked: _Asked) -> Tried:
     """The other precisions of the machine; where memory is in the way, one of each width, since like ones need alike."""
     widths = {PRECISION_CLASS[asked.job.precision]}
     for precision in asked.job.machine.supported_precisions:
         width = PRECISION_CLASS[precision]
-        if precision == asked.job.precision or (conflict.budgets and width in widths):
+        if precision == asked.job.precision or (asked.conflict.budgets and width in widths):
             continue
         widths.add(width)
         change = {"precision": precision}
@@ -147,7 +157,7 @@ def _precisions(asked: _Asked, conflict: Conflict) -> Tried:
         if found is not None:
             yield precision, Hint(set=change, text=f"in {precision}: {asked.cost(found, change)}")
             return
-        if conflict.budgets:
+        if asked.conflict.budgets:
             yield f"--precision {precision}", None
 
 
@@ -172,21 +182,34 @@ def _gpus(asked: _Asked) -> Tried:
     yield f"doubling to {below} GPUs", None
 
 
-def _shorter(asked: _Asked, conflict: Conflict) -> Tried:
-    """Half the sequence length, and half of that, with the tokens of a step kept."""
-    job = asked.job
-    if not conflict.budgets:
+def _batch(asked: _Asked) -> Tried:
+    """Twice the sequences of a step, and twice that, where rules are in the way."""
+    if asked.conflict.budgets:
         return
-    last = None
-    for factor in (2, 4):
-        if job.seq_len % factor or job.seq_len // factor < SHORTEST:
-            continue
-        last = job.seq_len // factor
-        change = {"seq_len": last, "gbs": job.gbs * factor}
+    for factor in (2, 4, 8):
+        change = {"gbs": asked.job.gbs * factor}
         found = asked.solve(change)
         if found is not None:
-            text = f"with sequences of {last} tokens: {asked.cost(found, change)}"
-            yield text, Hint(set={"seq_len": last}, text=text)
+            text = f"with a global batch of {change['gbs']}: {asked.cost(found, change)}"
+            yield text, Hint(set=change, text=text)
             return
-    if last is not None:
-        yield f"sequences of {last} tokens", None
+
+
+def _length(asked: _Asked) -> Tried:
+    """Where memory is in the way, half the sequence length and half of that; else the next whole multiple of 1,024.
+
+    The tokens of a step are kept, as nearly as whole sequences can.
+    """
+    job = asked.job
+    lengths = [-(-job.seq_len // SHORTEST) * SHORTEST]
+    if asked.conflict.budgets:
+        lengths = [job.seq_len // f for f in (2, 4) if not job.seq_len % f and job.seq_len // f >= SHORTEST]
+    for length in (n for n in lengths if n != job.seq_len):
+        change = {"seq_len": length, "gbs": max(1, job.gbs * job.seq_len // length)}
+        found = asked.solve(change)
+        if found is not None:
+            text = f"with sequences of {length} tokens: {asked.cost(found, change)}"
+            yield text, Hint(set={"seq_len": length}, text=text)
+            return
+    if asked.conflict.budgets and lengths:
+        yield f"sequences of {lengths[-1]} tokens", None
