@@ -123,7 +123,12 @@ def verdict(case: Case, memory: bool = True) -> Verdict:
         return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *case.told))
     known = not case.unmodelled
     found = check(
-        case.job, case.plan, unknown=case.unknown, completed=case.completed, memory=memory and known
+        case.job,
+        case.plan,
+        unknown=case.unknown,
+        completed=case.completed,
+        memory=memory and known,
+        open_fields=case.open_fields,
     )
     if found.verdict == "feasible" and not known:
         found = found.model_copy(update={"verdict": "undecided"})

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.lighter import FORMATS, RECOMPUTE
 from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
@@ -42,6 +43,7 @@ class Case:
     told : what was read loosely or ignored, in words.
     skipped : why there is nothing to judge; None when there is.
     unmodelled : options under which memory and time are another thing; the laws alone are judged.
+    open_fields : formats of state and recompute that nothing states, of `constraints.lighter.OPEN_FIELDS`.
     file : the file that it is from.
     """
 
@@ -53,6 +55,7 @@ class Case:
     told: tuple[str, ...] = ()
     skipped: str | None = None
     unmodelled: tuple[str, ...] = ()
+    open_fields: tuple[str, ...] = ()
     file: str = ""
 
 
@@ -136,7 +139,25 @@ def _case(entry: Entry) -> Case:
         told,
         skipped=entry.skipped,
         unmodelled=tuple(entry.unmodelled),
+        open_fields=_open_fields(entry),
     )
+
+
+def _open_fields(entry: Entry) -> tuple[str, ...]:
+    """What a description of a job, or changes of a recipe that is not seen, leave open about memory.
+
+    In a launcher's own configuration what is absent is off. So it is in a job file that states some format of the state:
+    whoever writes that down describes the memory, and would say more.
+    """
+    whole = entry.form is not None and not entry.on_recipe
+    formats = (*FORMATS, "main_param_dtype")
+    if whole or any(name in entry.settings for name in formats):
+        return ()
+    closed = entry.plan.get("precision_aware_optimizer") is False
+    out = [name for name in FORMATS if not (closed and name == "moment_dtype")]
+    if not any(name.startswith("recompute") for name in entry.plan):
+        out.append(RECOMPUTE)
+    return tuple(out)
 
 
 def _known_precision(word: str) -> str:
