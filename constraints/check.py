@@ -96,7 +96,7 @@ def check(
         defaults, it is judged with the first leaner values that fit, which are then ``completed`` and told in a warning.
     """
     job, plan, changes = normalise(job, plan, unknown=unknown)
-    found, open_laws = judged(job, plan, unknown=unknown)
+    found, open_laws = judged(job, plan, unknown=unknown, follows=[n for n in ("gbs",) if n in (completed or {})])
     notes: dict[str, Any] = {
         "normalised": changes,
         "undecided": open_laws,
@@ -174,7 +174,7 @@ def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Finding, ...]:
 
 
 def judged(
-    job: Job, plan: Plan, *, unknown: Collection[str] = ()
+    job: Job, plan: Plan, *, unknown: Collection[str] = (), follows: Collection[str] = ()
 ) -> tuple[tuple[Violation, ...], tuple[str, ...]]:
     """Return the laws of the job's target that the plan breaks, and the ids of those that cannot be decided.
 
@@ -184,6 +184,8 @@ def judged(
         Decisions and sizes of the job (``gpus``, ``gbs``, ``seq_len``) whose values in ``job`` and ``plan`` are
         only placeholders. A law that reads one is undecided, and so is one that reads an unknown dimension of a
         `PartialModel`.
+    follows
+        Sizes of the job that nobody stated and that follow the plan: no repair changes or minds them.
     """
     found, open_laws = [*_spellings(plan)], list[str]()
     refused = list(broken(job, plan, "hard", unknown))
@@ -192,7 +194,7 @@ def judged(
         if because is None:
             open_laws.append(rule.id)
             continue
-        offered = mends(rule, job, plan, unknown=unknown, before=before)
+        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before)
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=offered))
     return tuple(found), tuple(dict.fromkeys(open_laws))
 

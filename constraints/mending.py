@@ -11,6 +11,7 @@ from mbsolve.constraints.changes import applied, distance, said
 from mbsolve.constraints.findings import Repair
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import broken, broken_laws
+from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.repair import moves, replaces
 from mbsolve.constraints.vocabulary import Plan
@@ -38,7 +39,8 @@ class _Case:
 
     def breaks(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """Laws that a change would newly break, or leave broken though it was to mend it."""
-        after = broken_laws(*applied(self.job, self.plan, fields), unknown=self.unknown)
+        job, plan, _ = normalise(*applied(self.job, self.plan, fields), unknown=self.unknown)
+        after = broken_laws(job, plan, unknown=self.unknown)
         return tuple(law for law in after if law not in self.before or law == self.rule.id)
 
     def far(self, fields: Mapping[str, Any]) -> float:
@@ -102,7 +104,7 @@ def _sorted_out(
 
 def _followed(case: _Case, fields: dict[str, Any], depth: int) -> dict[str, Any] | None:
     """The change with the nearest further ones after which nothing new is broken; None if few do not suffice."""
-    job, plan = applied(case.job, case.plan, fields)
+    job, plan, _ = normalise(*applied(case.job, case.plan, fields), unknown=case.unknown)
     newly = [
         rule
         for rule, because in broken(job, plan, "hard", case.unknown)

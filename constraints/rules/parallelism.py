@@ -12,7 +12,7 @@ from mbsolve.models.card import Model
 
 @rule(
     "tp-divides-attention-heads",
-    because="{model.num_attention_heads} attention heads do not split over TP = {tp}: {left} are left over",
+    because="{model.num_attention_heads} attention heads do not split over TP = {tp} (remainder {left})",
     source=megatron(f"{CONFIG}:1446"),
     figures=lambda tp, model: {"left": model.num_attention_heads % tp},
 )
@@ -31,9 +31,10 @@ def heads_split(tp: int, model: Model) -> bool:
 def groups_split(tp: int, model: Model) -> bool:
     """Query groups are a multiple or a divisor of TP.
 
-    Releases before 0.16 asked for a multiple.
+    Releases before 0.16 asked for a multiple. Where each head has a group of its own, the law of the heads says it all.
     """
-    return model.num_query_groups % tp == 0 or tp % model.num_query_groups == 0
+    groups = model.num_query_groups
+    return groups % tp == 0 or tp % groups == 0 or groups == model.num_attention_heads
 
 
 @rule(
@@ -50,8 +51,8 @@ def ffn_splits(tp: int, model: Model) -> bool:
 
 @rule(
     "vocab-divisible-tp",
-    because="without padding, {model.vocab_size} rows of the vocabulary do not split over TP = {tp}: {left} left over "
-    "(padded to a multiple of 128 x TP they are {padded})",
+    because="without padding, {model.vocab_size} rows of the vocabulary do not split over TP = {tp} (remainder {left}); "
+    "padded to a multiple of 128 x TP they are {padded}",
     source=Source("NVIDIA-NeMo/Megatron-Bridge", "issue 1331"),
     figures=lambda tp, model: {
         "left": model.vocab_size % tp,
@@ -101,7 +102,7 @@ def experts_exist(ep: int, model: Model) -> bool:
 
 @rule(
     "ep-divides-experts",
-    because="{model.num_experts} experts do not split over EP = {ep}: {left} are left over",
+    because="{model.num_experts} experts do not split over EP = {ep} (remainder {left})",
     source=megatron("megatron/core/transformer/moe/moe_layer.py:186"),
     figures=lambda ep, model: {"left": (model.num_experts or 0) % ep},
 )

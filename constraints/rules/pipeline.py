@@ -42,7 +42,7 @@ def interleaving_needs_pipeline(vpp: int, pp: int) -> bool:
 
 @rule(
     "pp-divides-layers",
-    because="{model.num_layers} layers do not split over PP = {pp}: {left} are left over; give first or last stage "
+    because="{model.num_layers} layers do not split over PP = {pp} (remainder {left}); give first or last stage "
     "layers or a layout",
     source=megatron(f"{BLOCK}:158"),
     figures=lambda pp, model: {"left": model.num_layers % pp},

@@ -22,6 +22,8 @@ from mbsolve.constraints.rules.pipeline import (
 )
 from mbsolve.constraints.splits import completed_layout, splits
 from mbsolve.constraints.vocabulary import (
+    DISPATCHERS,
+    GRAPH_IMPLS,
     GRAPH_SCOPES,
     OFFLOAD_MODULES,
     PRECISIONS,
@@ -36,6 +38,7 @@ __all__ = ["moves", "repair_fields", "replaces", "rule_reads"]
 
 # What parallel degrees are tried for a model of which too little is known.
 SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64)
+WORDS: Final[dict[str, tuple[str, ...]]] = {"dispatcher": DISPATCHERS, "cuda_graph_impl": GRAPH_IMPLS}
 BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "dp": ("tp", "cp", "pp"),
     "edp": ("etp", "ep", "pp"),
@@ -157,7 +160,9 @@ def _values(name: str, job: Job, plan: Plan, values: Mapping[str, Any]) -> Seque
     except UnknownDimensionError:
         # The domains follow from dimensions that this model does not state.
         now = values[name]
-        return SIZES if isinstance(now, int) and not isinstance(now, bool) else ()
+        if isinstance(now, bool):
+            return (False, True)
+        return SIZES if isinstance(now, int) else WORDS.get(name, ())
 
 
 def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:

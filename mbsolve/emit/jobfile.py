@@ -14,6 +14,7 @@ import yaml
 
 from mbsolve.emit import spellings as spell
 from mbsolve.emit.entry import SIZES, Entry
+from mbsolve.emit.passed import MATTERS, REPLACES, matter
 from mbsolve.errors import InputError, did_you_mean
 
 __all__ = ["Entry", "entries_of", "parse"]
@@ -66,6 +67,7 @@ def _entries(path: str | Path, i: int, raw: Any, models: Mapping[str, Any]) -> I
         raise InputError(f"{path}: job {i} must be a mapping with model, hardware, gpus and config.")
     name = str(raw.get("id") or i)
     where = f"{path}: job {name}"
+    raw = _own_names(where, raw)
     for key in raw:
         if key not in spell.JOB_KEYS and key not in spell.ENTRY_NOTES:
             raise InputError(f"{where} has an unknown field {key!r}{did_you_mean(key, spell.JOB_KEYS)}")
@@ -81,6 +83,25 @@ def _entries(path: str | Path, i: int, raw: Any, models: Mapping[str, Any]) -> I
             yield _entry(path, f"{name}.{label}", raw, {**rest, **one}, models)
         return
     yield _entry(path, name, raw, config, models)
+
+
+def _own_names(where: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entry with its sizes under our names.
+
+    Raises
+    ------
+    InputError
+        if two spellings give two values.
+    """
+    out = {key: value for key, value in raw.items() if key not in spell.ENTRY_SPELLINGS}
+    for key, name in spell.ENTRY_SPELLINGS.items():
+        value = raw.get(key)
+        if value is None:
+            continue
+        if out.get(name) not in (None, value):
+            raise InputError(f"{where}: {name} is given twice, as {out[name]!r} and as {value!r}.")
+        out[name] = value
+    return out
 
 
 def _candidates(where: str, raw: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -135,6 +156,14 @@ def _config(where: str, out: Entry, config: Mapping[str, Any]) -> None:
         if key in spell.OUT_OF_SCOPE:
             if value:
                 out.ignored[key] = spell.OUT_OF_SCOPE[key]
+            continue
+        if key in spell.PASSED_OVER:
+            out.passed += 1
+            continue
+        if key in REPLACES or key in MATTERS:
+            if matter(key, value):
+                into = out.unmodelled if key in REPLACES else out.ignored
+                into[key] = (REPLACES.get(key) or MATTERS[key])
             continue
         name = spell.RENAMED.get(key, key)
         known = name in spell.PLAN_FIELDS or name in spell.SETTING_FIELDS or name in SIZES

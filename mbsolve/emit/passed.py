@@ -26,6 +26,8 @@ REPLACES: Final[Mapping[str, str]] = {
     "enable_dualpipe_v": "its pipeline schedule is another one",
     "use_dualpipev": "its pipeline schedule is another one",
     "fp32": "everything is in 32 bits",
+    "lora_rank": "adapters alone are trained",
+    "lora_dim": "adapters alone are trained",
     "spec": "its layers are those of a program of its own",
 }
 # Verdict and price are near, but not of this.
