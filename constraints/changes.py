@@ -67,12 +67,12 @@ def now(job: Job, plan: Plan, field: str) -> Any:
 
 def distance(job: Job, plan: Plan, fields: Mapping[str, Any]) -> float:
     """How far a change goes: the sum over its fields, in doublings of a parallel degree, and how uneven stages get."""
-    total = sum(_far(field, now(job, plan, field), value) for field, value in fields.items())
+    total: float = sum(_far(field, now(job, plan, field), value) for field, value in fields.items())
     total += MORE * (len(set(fields) - RECOMPUTE_PARTS) - 1)
     if {*SPLIT, "pp", "vpp"} & set(fields):
         layers = stage_layers(*applied(job, plan, fields))
         if layers:
-            total += 2 * log2(max(layers) * len(layers) / sum(layers))
+            total += 2.0 * log2(max(layers) * len(layers) / sum(layers))
     return total
 
 
@@ -80,16 +80,16 @@ def _far(field: str, old: Any, new: Any) -> float:
     if isinstance(old, bool) or isinstance(new, bool):
         return STEP + SWITCH
     if field == "optimizer_offload_fraction":
-        return STEP + abs(new - old)
+        return STEP + float(abs(new - old))
     if field in SPLIT or old is None or new is None:
         return STEP + (DROP if new is None else ADD)
     if isinstance(old, int) and isinstance(new, int):
         if min(old, new) < 1:
             return STEP + (DROP if new < 1 else ADD)
-        return STEP + WEIGHT.get(field, 1.0) * abs(log2(new / old))
+        return STEP + float(WEIGHT.get(field, 1.0)) * abs(log2(new / old))
     if isinstance(old, tuple):
         return STEP + ADD * len(set(new) - set(old)) + DROP * len(set(old) - set(new))
-    near = NEAR.get(old, (*DISPATCHERS, *PRECISIONS))
+    near = NEAR.get(str(old), (*DISPATCHERS, *PRECISIONS))
     return NAME + STEP * near.index(new) if new in near else NAME + SWITCH
 
 

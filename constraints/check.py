@@ -96,7 +96,9 @@ def check(
         defaults, it is judged with the first leaner values that fit, which are then ``completed`` and told in a warning.
     """
     job, plan, changes = normalise(job, plan, unknown=unknown)
-    found, open_laws = judged(job, plan, unknown=unknown, follows=[n for n in ("gbs",) if n in (completed or {})])
+    found, open_laws = judged(
+        job, plan, unknown=unknown, follows=[n for n in ("gbs",) if n in (completed or {})]
+    )
     notes: dict[str, Any] = {
         "normalised": changes,
         "undecided": open_laws,

@@ -29,7 +29,7 @@ FULL: Final[dict[str, Any]] = {
 }
 OFFLOAD: Final[dict[str, Any]] = {"optimizer_offload_fraction": 1.0}
 MOST: Final = 4
-TRIED: Final = 60
+TRIED: Final = 30
 
 
 def leaner(job: Job, plan: Plan, open_fields: Collection[str]) -> Iterator[dict[str, Any]]:

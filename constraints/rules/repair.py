@@ -90,7 +90,7 @@ INSTEAD: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     )
 }
 """What does the service of a decision that a rule may forbid."""
-SIZE_FIELDS: Final = ("gpus", "gbs", "seq_len")
+SIZE_FIELDS: Final[tuple[str, ...]] = ("gpus", "gbs", "seq_len")
 BLOCKS: Final = (1, 16, 32, 128)
 """Multiples of tokens that number formats ask for."""
 PADDING: Final = 128

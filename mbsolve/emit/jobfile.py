@@ -128,9 +128,8 @@ def _entry(
     if raw.get("precision") is not None:
         out.precision = _precision(out, str(raw["precision"]))
     if "free" in config:
-        out.skipped = "it leaves the configuration free: solve it"
-        return out
-    _config(where, out, config)
+        out.skipped, out.free = "it leaves the configuration free: solve it", True
+    _config(where, out, {key: value for key, value in config.items() if key != "free"})
     _state_dtypes(where, out, raw.get("state_dtypes"))
     return out
 
@@ -163,7 +162,7 @@ def _config(where: str, out: Entry, config: Mapping[str, Any]) -> None:
         if key in REPLACES or key in MATTERS:
             if matter(key, value):
                 into = out.unmodelled if key in REPLACES else out.ignored
-                into[key] = (REPLACES.get(key) or MATTERS[key])
+                into[key] = REPLACES.get(key) or MATTERS[key]
             continue
         name = spell.RENAMED.get(key, key)
         known = name in spell.PLAN_FIELDS or name in spell.SETTING_FIELDS or name in SIZES

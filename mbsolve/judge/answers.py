@@ -120,7 +120,8 @@ def read_many(paths: Sequence[str | Path], given: Given | None = None) -> list[C
 def verdict(case: Case, memory: bool = True) -> Verdict:
     """Whether a configuration is legal and fits; see `constraints.check.check`."""
     if case.skipped is not None:
-        return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *case.told))
+        ask = () if case.question is None else (f"run: {case.question}",)
+        return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *ask, *case.told))
     known = not case.unmodelled
     found = check(
         case.job,

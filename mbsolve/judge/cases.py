@@ -44,6 +44,7 @@ class Case:
     skipped : why there is nothing to judge; None when there is.
     unmodelled : options under which memory and time are another thing; the laws alone are judged.
     open_fields : formats of state and recompute that nothing states, of `constraints.lighter.OPEN_FIELDS`.
+    demands : decisions that it states when it leaves the others to the solver; None when it leaves none.
     file : the file that it is from.
     """
 
@@ -56,7 +57,22 @@ class Case:
     skipped: str | None = None
     unmodelled: tuple[str, ...] = ()
     open_fields: tuple[str, ...] = ()
+    demands: dict[str, Any] | None = None
     file: str = ""
+
+    @property
+    def question(self) -> str | None:
+        """The command that solves what is left free; None when nothing is."""
+        if self.demands is None:
+            return None
+        job = self.job
+        parts = ["mbsolve", f"--model {job.model.name}", f"--hardware {job.machine.name}"]
+        sizes = (("--gpus", "gpus"), ("--seq", "seq_len"), ("--gbs", "gbs"))
+        parts += [f"{flag} {getattr(job, name)}" for flag, name in sizes if name not in self.unknown]
+        parts += [f"--precision {job.precision}", f"--target {job.target}"]
+        parts += [f"--fix {name}={_said(value)}" for name, value in self.demands.items()]
+        changed = job.settings.model_dump(exclude_defaults=True)
+        return " ".join([*parts, *(f"--set {name}={_said(value)}" for name, value in changed.items())])
 
 
 def read_cases(path: str | Path, given: Given | None = None) -> list[Case]:
@@ -140,7 +156,15 @@ def _case(entry: Entry) -> Case:
         skipped=entry.skipped,
         unmodelled=tuple(entry.unmodelled),
         open_fields=_open_fields(entry),
+        demands=dict(entry.plan) if entry.free else None,
     )
+
+
+def _said(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, tuple):
+        return ",".join(str(one) for one in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _open_fields(entry: Entry) -> tuple[str, ...]:

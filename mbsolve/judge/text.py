@@ -25,7 +25,8 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
         if broken.repairs:
             texts = "; or ".join(repair.text for repair in _shown(broken.repairs))
             link = "" if texts.startswith("without") else "with "
-            lines.append(wrap(f"would hold {link}{texts}", width, "    ", "      "))
+            verb = "fit" if verdict.legal else "hold"
+            lines.append(wrap(f"would {verb} {link}{texts}", width, "    ", "      "))
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))

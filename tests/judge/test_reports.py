@@ -16,6 +16,7 @@ from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
+from mbsolve.solver.api import solve
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 FILES = (DATA / "reports.yaml", DATA / "threads.yaml")
@@ -43,7 +44,11 @@ def wanted(name: str) -> dict[str, Any]:
 
 
 def ids(expect: dict[str, Any]) -> list[str]:
-    return [expect["rule"]] if "rule" in expect and "constraint" not in expect else LAWS.get(expect.get("constraint", ""), [])
+    return (
+        [expect["rule"]]
+        if "rule" in expect and "constraint" not in expect
+        else LAWS.get(expect.get("constraint", ""), [])
+    )
 
 
 def infeasible(name: str) -> bool:
@@ -82,7 +87,9 @@ def test_there_are_38_reports_and_27_threads() -> None:
     assert broken - {name for name in broken if mends(name, "right")} == {"T17"}
 
 
-@pytest.mark.parametrize("name", [n for n in JUDGED if wanted(n).get("verdict") in ("feasible", "infeasible", "oom")])
+@pytest.mark.parametrize(
+    "name", [n for n in JUDGED if wanted(n).get("verdict") in ("feasible", "infeasible", "oom")]
+)
 def test_the_verdict_is_right(name: str) -> None:
     expect, answer = wanted(name), verdict(CASES[name])
     open_size = bool(answer.undecided) and answer.legal
@@ -92,7 +99,11 @@ def test_the_verdict_is_right(name: str) -> None:
     if expect["verdict"] == "oom":
         assert answer.fits is False and answer.violations[0].repairs
     elif expect["verdict"] == "infeasible":
-        assert {v.rule for v in answer.violations} == {v.rule for v in answer.violations if v.rule in ids(expect)} != set()
+        assert (
+            {v.rule for v in answer.violations}
+            == {v.rule for v in answer.violations if v.rule in ids(expect)}
+            != set()
+        )
     for key, field in (("dp", "dense"), ("expert_dp", "expert")):
         if key in expect and answer.evaluation is not None:
             assert getattr(answer.evaluation.grids, field)[2] == expect[key]
@@ -140,6 +151,22 @@ def test_every_mend_that_is_offered_mends(name: str) -> None:
             after = left(case, dict(repair.set))
             assert violation.rule not in after, repair
             assert after - before == set(repair.breaks), repair
+
+
+def test_what_is_left_free_is_a_question_to_the_solver() -> None:
+    case, expect = CASES["K28"], wanted("K28")
+    told = verdict(case).told
+    assert "run: mbsolve --model qwen3-30b-a3b --hardware h100 --gpus 16 --seq 32768 --gbs 16" in told[1]
+    assert told[1].endswith("--fix mbs=1") and case.demands == {"mbs": 1}
+    for gpus in (16, *expect["also_solve_for_gpus"]):
+        job = case.job.model_copy(update={"gpus": gpus})
+        found = solve(job, top=2, fixed=case.demands)
+        assert found.status == "OPTIMAL" and len(found.plans) == 2
+        for ranked in found.plans:
+            plan = ranked.plan
+            assert gpus % (plan.tp * plan.pp * plan.cp) == gpus % (plan.etp * plan.ep * plan.pp) == 0
+            assert plan.cp == 1 or 32768 % (2 * plan.cp) == 0
+            assert plan.mbs == 1
 
 
 @pytest.mark.parametrize("name", ["K24", "K21"])
