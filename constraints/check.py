@@ -15,7 +15,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
 from mbsolve.constraints.lighter import leaner, lighter
 from mbsolve.constraints.memory.device import device_limit, host_limit
-from mbsolve.constraints.mending import mends
+from mbsolve.constraints.mending import mends, whole
 from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
@@ -50,6 +50,7 @@ class Verdict(BaseModel):
     normalised : fields that the stack would change by itself; the verdict is about the plan with these changes.
     completed : fields that were absent, with the values that defaults gave them.
     told : what was read loosely or ignored, in words.
+    repair : where several laws are broken, a change after which none is; None where none was found.
     evaluation : what the plan costs, when it is legal.
     """
 
@@ -66,6 +67,7 @@ class Verdict(BaseModel):
     warnings: tuple[Finding, ...] = ()
     completed: dict[str, Any] = Field(default_factory=dict)
     told: tuple[str, ...] = ()
+    repair: Repair | None = None
     evaluation: Evaluation | None = None
 
 
@@ -96,9 +98,8 @@ def check(
         defaults, it is judged with the first leaner values that fit, which are then ``completed`` and told in a warning.
     """
     job, plan, changes = normalise(job, plan, unknown=unknown)
-    found, open_laws = judged(
-        job, plan, unknown=unknown, follows=[n for n in ("gbs",) if n in (completed or {})]
-    )
+    follows = [name for name in ("gbs",) if name in (completed or {})]
+    found, open_laws = judged(job, plan, unknown=unknown, follows=follows)
     notes: dict[str, Any] = {
         "normalised": changes,
         "undecided": open_laws,
@@ -106,7 +107,8 @@ def check(
         "completed": dict(completed or {}),
     }
     if found:
-        return Verdict(legal=False, verdict="infeasible", violations=found, **notes)
+        repair = whole(job, plan, unknown={*unknown, *follows}) if len(found) > 1 else None
+        return Verdict(legal=False, verdict="infeasible", violations=found, repair=repair, **notes)
     evaluation = _evaluated(job, plan, unknown) if memory else None
     if evaluation is None:
         word: Literal["undecided", "feasible"] = "undecided" if open_laws or memory else "feasible"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mbsolve.constraints.changes import applied, distance, said
+from mbsolve.constraints.changes import applied, distance, now, said
 from mbsolve.constraints.findings import Repair
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import broken, broken_laws
@@ -16,7 +16,7 @@ from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.repair import moves, replaces
 from mbsolve.constraints.vocabulary import Plan
 
-__all__ = ["mends"]
+__all__ = ["mends", "whole"]
 
 PER_FIELD: Final = 3
 """Repairs that change the same fields."""
@@ -27,6 +27,8 @@ DEEPER: Final = 2
 """Values of the same fields for which a second change is looked for, when they break another law."""
 BRANCHES: Final = 5
 DEPTH: Final = 2
+STEPS: Final = 12
+"""Laws that are mended one after the other."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,34 @@ def mends(
         Repair(set=fields, text=f"{said(job, plan, fields)} (but this breaks {', '.join(more)})", breaks=more)
         for fields, more in sorted(others, key=lambda one: case.far(one[0]))[:PER_FIELD]
     )
+
+
+def whole(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> Repair | None:
+    """Return a change after which no law is broken: the nearest repair of any of them, again and again.
+
+    None where a law has no repair, or the repairs go round in circles.
+    """
+    fields: dict[str, Any] = {}
+    seen = [fields]
+    for _ in range(STEPS):
+        changed, altered, _ = normalise(*applied(job, plan, fields), unknown=unknown)
+        found = [r for r, because in broken(changed, altered, "hard", unknown) if because is not None]
+        if not found:
+            final = {name: value for name, value in fields.items() if now(job, plan, name) != value}
+            return Repair(set=final, text=said(job, plan, final)) if final else None
+        before = {rule.id for rule in found}
+        offered = [
+            repair
+            for rule in found
+            for repair in mends(rule, changed, altered, unknown=unknown, before=before)
+            if not repair.breaks and {**fields, **repair.set} not in seen
+        ]
+        if not offered:
+            return None
+        nearest = min(offered, key=lambda repair: distance(changed, altered, repair.set))
+        fields = {**fields, **nearest.set}
+        seen.append(fields)
+    return None
 
 
 def _sorted_out(

@@ -23,14 +23,20 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
         if broken.repairs:
-            texts = "; or ".join(repair.text for repair in _shown(broken.repairs))
-            link = "" if texts.startswith("without") else "with "
-            verb = "fit" if verdict.legal else "hold"
-            lines.append(wrap(f"would {verb} {link}{texts}", width, "    ", "      "))
+            lines.append(wrap(f"would {repairs_text(verdict, broken.repairs)}", width, "    ", "      "))
+    if verdict.repair:
+        lines.append(wrap(f"all laws would {repairs_text(verdict, [verdict.repair])}", width, "  ", "    "))
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
     return "\n".join(lines + _changes(case, verdict, width) + _notes(verdict, width))
+
+
+def repairs_text(verdict: Verdict, repairs: Sequence[Repair]) -> str:
+    """After "would": "hold with ep=4; or without last_stage_layers", nearest first."""
+    texts = [repair.text for repair in _shown(repairs)]
+    first = texts[0] if texts[0].startswith("without") else f"with {texts[0]}"
+    return f"{'fit' if verdict.legal else 'hold'} {'; or '.join([first, *texts[1:]])}"
 
 
 def _shown(repairs: Sequence[Repair]) -> list[Repair]:

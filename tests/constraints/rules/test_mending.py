@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mbsolve.constraints.changes import applied, distance, said
 from mbsolve.constraints.check import broken_laws, judged
 from mbsolve.constraints.examples import bases, build_job, build_plan
+from mbsolve.constraints.mending import whole
 from mbsolve.constraints.normalise import normalise
 
 SIZES = st.sampled_from((1, 2, 3, 4, 6, 8, 16, 32))
@@ -67,3 +68,24 @@ def test_the_nearest_repair_comes_first() -> None:
     for violation in judged(job, plan)[0]:
         far = [distance(job, plan, repair.set) for repair in violation.repairs]
         assert far == sorted(far)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(base=st.sampled_from(sorted(bases())), changes=SOME, of_job=OF_JOB)
+def test_a_whole_repair_leaves_no_law_broken(
+    base: str, changes: dict[str, Any], of_job: dict[str, Any]
+) -> None:
+    job, plan, _ = normalise(build_job(base, of_job), build_plan(base, changes))
+    found = whole(job, plan)
+    if broken_laws(job, plan) and found is not None:
+        assert broken_laws(*normalise(*applied(job, plan, found.set))[:2]) == ()
+    elif not broken_laws(job, plan):
+        assert found is None
+
+
+def test_many_laws_are_mended_at_once() -> None:
+    job, plan = build_job("qwen", {}), build_plan("qwen", {"ep": 24, "ep_overlap": True, "pp": 5})
+    assert len(broken_laws(job, plan)) > 2
+    found = whole(job, plan)
+    assert found is not None and found.text
+    assert broken_laws(*normalise(*applied(job, plan, found.set))[:2]) == ()
