@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -16,6 +16,9 @@ from mbsolve.emit import spellings as spell
 from mbsolve.emit.entry import SIZES, Entry
 from mbsolve.emit.passed import MATTERS, REPLACES, matter
 from mbsolve.errors import InputError, did_you_mean
+
+LAYERS: Final = "activation_offload_layers"
+FALLBACK: Final = "the stack's default"
 
 __all__ = ["Entry", "entries_of", "parse"]
 
@@ -135,6 +138,7 @@ def _entry(
 
 
 def _precision(out: Entry, word: str) -> str:
+    word = word.lower().replace("-", "_")
     if word in spell.LOOSE_PRECISIONS:
         out.read_as["precision"] = f"{word} as {spell.LOOSE_PRECISIONS[word]}"
         return spell.LOOSE_PRECISIONS[word]
@@ -197,7 +201,9 @@ def _amount(
         if alone is None:
             raise InputError(f"{where}: {next(iter(given))} is on, but {amounts[1]} is missing.")
         out.state(where, target, alone)
-        out.read_as[next(iter(given))] = f"{target} {alone:g}, the stack's default"
+        out.read_as[next(iter(given))] = (
+            f"{target} {alone:g}, {'the fewest' if target == LAYERS else FALLBACK}"
+        )
 
 
 def _dispatcher(where: str, out: Entry, rest: dict[str, Any]) -> None:
@@ -209,13 +215,20 @@ def _dispatcher(where: str, out: Entry, rest: dict[str, Any]) -> None:
         word = spell.DISPATCHERS.get(str(word), word)
         if word == "flex":
             if backend is None:
-                raise InputError(f"{where}: {key} is flex, but flex_backend (deepep or hybridep) is missing.")
-            word = backend
+                out.read_as[key] = "flex as deepep, the stack's default backend"
+            word = backend or "deepep"
         out.state(where, "dispatcher", word)
 
 
 def _recompute(where: str, out: Entry, raw: Any) -> None:
-    if raw is None:
+    if raw is None or raw is False or raw in ("none", "off"):
+        return
+    if raw in ("selective", "full"):
+        out.state(where, "recompute_granularity", raw)
+        if raw == "full":
+            out.state(where, "recompute_method", "uniform")
+            out.state(where, "recompute_num_layers", 1)
+            out.read_as["recompute"] = "full as uniform, one layer at a time"
         return
     if not isinstance(raw, Mapping):
         raise InputError(
@@ -226,7 +239,7 @@ def _recompute(where: str, out: Entry, raw: Any) -> None:
             raise InputError(
                 f"{where}: recompute has an unknown field {key!r}{did_you_mean(str(key), spell.RECOMPUTE)}"
             )
-        out.state(where, spell.RECOMPUTE[key], value)
+        out.state(where, spell.RECOMPUTE[key], None if value == "none" else value)
 
 
 def _state_dtypes(where: str, out: Entry, raw: Any) -> None:

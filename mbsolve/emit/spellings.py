@@ -61,7 +61,7 @@ AMOUNTS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...], str, float | None],
         ("cpu_offloading", "cpu_offload"),
         ("activation_offload_layers", "cpu_offloading_num_layers", "cpu_offload_layers"),
         "activation_offload_layers",
-        None,
+        1,
     ),
     (
         ("fine_grained_activation_offloading",),
@@ -112,6 +112,13 @@ PRECISIONS: Final[Mapping[str, str]] = {
     "fp8_current": "fp8_cs",
     "fp8_tensorwise": "fp8_cs",
     "fp8_blockwise": "fp8_block",
+    "bf16_mixed": "bf16",
+    "bfloat16": "bf16",
+    "bf16_with_fp8_delayed_scaling_mixed": "fp8_delayed",
+    "bf16_with_fp8_current_scaling_mixed": "fp8_cs",
+    "bf16_with_fp8_subchannel_scaling_mixed": "fp8_block",
+    "bf16_with_mxfp8_mixed": "mxfp8",
+    "bf16_with_nvfp4_mixed": "nvfp4",
 }
 # Named without the recipe; current scaling is what the stack's tables mean by it.
 LOOSE_PRECISIONS: Final[Mapping[str, str]] = {"fp8": "fp8_cs", "fp4": "nvfp4", "fp16": "bf16"}
