@@ -45,7 +45,12 @@ def judged(case: Case, report: dict[str, Any], laws: dict[str, list[str]]) -> tu
     answer: Verdict = verdict(case)
     said: str = answer.verdict
     word = expect.get("verdict")
-    right = said == word or (word == "feasible" and said == "undecided" and answer.legal)
+    # What failed by the allocator alone fits on paper.
+    right = (
+        said == word
+        or (word == "fits_on_paper" and said == "feasible")
+        or (word == "feasible" and said == "undecided" and answer.legal)
+    )
     if word == "infeasible":
         ids = {expect["rule"]} if "rule" in expect else set(laws[expect["constraint"]])
         broken = {v.rule for v in answer.violations}

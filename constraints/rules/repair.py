@@ -93,7 +93,11 @@ INSTEAD: Final[dict[str, tuple[dict[str, Any], ...]]] = {
 SIZE_FIELDS: Final[tuple[str, ...]] = ("gpus", "gbs", "seq_len")
 BLOCKS: Final = (1, 16, 32, 128)
 """Multiples of tokens that number formats ask for."""
-PADDING: Final = 128
+OTHERS: Final[dict[str, tuple[Any, ...]]] = {
+    "make_vocab_size_divisible_by": (128,),
+    "expert_rank_capacity": (None, 1.5),
+}
+"""Values of settings that are numbers: the stack's default, and that of its recipes."""
 
 
 def moves(rule: Rule, job: Job, plan: Plan, unknown: Collection[str] = ()) -> Iterator[dict[str, Any]]:
@@ -240,7 +244,7 @@ def _setting_values(field: str) -> tuple[Any, ...]:
         return (False, True)
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
-    return (PADDING,) if field == "make_vocab_size_divisible_by" else ()
+    return OTHERS.get(field, ())
 
 
 def repair_fields(rule: Rule) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "use_distributed_optimizer": "distributed_optimizer",
     "gradient_accumulation_fusion": "grad_accumulation_fusion",
     "use_transformer_engine_op_fuser": "op_fuser",
+    "moe_expert_rank_capacity_factor": "expert_rank_capacity",
     "apply_rope_fusion": "rope_fusion",
     "fp8_param_gather": "fp8_param",
 }

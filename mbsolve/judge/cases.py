@@ -25,6 +25,8 @@ __all__ = ["Case", "case_of", "read_cases"]
 PLACEHOLDER = 4096
 # No machine is larger; mends that ask for more GPUs would be without end.
 MOST = 100_000
+# Of the Bridge recipes of Qwen3 and DeepSeek-V3 with graphs of the whole iteration.
+RANK_CAPACITY = 1.5
 DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp")
 # A job is built with this model where its own is only known in part, then given its own.
 STAND_IN = "llama3-8b"
@@ -122,6 +124,7 @@ def _case(entry: Entry) -> Case:
         if value is None:
             completed[name] = default
     plan = Plan(**_plan_fields(entry, completed, _has_experts(model)))
+    settings = _settings(entry, plan, completed, _has_experts(model))
     for name in DEGREES:
         if getattr(plan, name) > MOST:
             raise InputError(f"{name} is {getattr(plan, name)}, but it must be at most {MOST}.")
@@ -135,7 +138,7 @@ def _case(entry: Entry) -> Case:
         block_gpus=sizes.get("block_gpus"),
         target=entry.target or "bridge",
         margin=entry.margin,
-        settings=entry.settings,
+        settings=settings,
     )
     # A format that the machine lacks is for a rule to say, not a reason to read no further.
     precision = _known_precision(entry.precision or "bf16")
@@ -257,6 +260,24 @@ def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict
     if out.get("recompute_granularity") == "full" and entry.on_recipe:
         complete("recompute_method", "uniform")
         complete("recompute_num_layers", 1)
+    return out
+
+
+def _settings(entry: Entry, plan: Plan, completed: dict[str, Any], experts: bool) -> dict[str, Any]:
+    """The stated settings, and those without which a graph of the whole iteration cannot hold experts: as recipes do."""
+    out = dict(entry.settings)
+    described = entry.form is None or entry.on_recipe
+    whole = plan.cuda_graph_impl == "full_iteration" and plan.dispatcher == "hybridep"
+    if (
+        described
+        and experts
+        and whole
+        and entry.target != "megatron-lm"
+        and "expert_rank_capacity" not in out
+    ):
+        out["expert_rank_capacity"] = completed["expert_rank_capacity"] = RANK_CAPACITY
+        if "op_fuser" not in out:
+            out["op_fuser"] = completed["op_fuser"] = True
     return out
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.vocabulary import OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
@@ -279,6 +279,8 @@ def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, plan: Plan, margin: float, grad: str
 ) -> None:
     """A job and a plan survive the way through a file, whatever the model and the machine are."""
+    # No law allows these without a rank capacity, which is completed then.
+    assume(plan.cuda_graph_impl != "full_iteration" or plan.dispatcher != "hybridep")
     for model in (load_model("qwen3-30b-a3b"), load_model("dsv3").model_copy(update={"num_layers": 9})):
         job = make_job(
             model=model,
