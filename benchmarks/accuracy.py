@@ -65,6 +65,8 @@ def tables(found: Validation) -> str:
         "### Reports of users",
         "From documents, recipes and issues (`benchmarks/data/reports.yaml`), judged as `mbsolve check` judges them.",
         reports.table(),
+        "Public threads (`benchmarks/data/threads.yaml`), found since: the law that the catalogue gives for each.",
+        reports.table(reports.THREADS),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -7,22 +7,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mbsolve.constraints.changes import applied, said
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
-from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.findings import Finding, Repair, Violation
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
+from mbsolve.constraints.lighter import leaner, lighter
 from mbsolve.constraints.memory.device import device_limit, host_limit
+from mbsolve.constraints.mending import mends, whole
 from mbsolve.constraints.normalise import Normalised, normalise
-from mbsolve.constraints.placement import PlacementError
-from mbsolve.constraints.rule import Kind, Rule, Source
-from mbsolve.constraints.rules.catalogue import RULES
-from mbsolve.constraints.rules.repair import repairs, rule_reads
-from mbsolve.constraints.rules.upstream import CONFIG, megatron
-from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
+from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
 
 GIB = 2**30
 
 __all__ = [
+    "SPELLINGS",
     "Finding",
     "Normalised",
     "Repair",
@@ -34,31 +35,6 @@ __all__ = [
     "violations",
     "warnings",
 ]
-
-
-class Repair(BaseModel):
-    """A change after which one rule would hold: fields of the plan or the job, and a text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    set: dict[str, Any]
-    text: str
-
-
-class Finding(BaseModel):
-    """What a rule says about a plan."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rule: str
-    because: str
-    source: str
-
-
-class Violation(Finding):
-    """A broken law."""
-
-    repairs: tuple[Repair, ...] = ()
 
 
 class Verdict(BaseModel):
@@ -74,6 +50,7 @@ class Verdict(BaseModel):
     normalised : fields that the stack would change by itself; the verdict is about the plan with these changes.
     completed : fields that were absent, with the values that defaults gave them.
     told : what was read loosely or ignored, in words.
+    repair : where several laws are broken, a change after which none is; None where none was found.
     evaluation : what the plan costs, when it is legal.
     """
 
@@ -90,23 +67,8 @@ class Verdict(BaseModel):
     warnings: tuple[Finding, ...] = ()
     completed: dict[str, Any] = Field(default_factory=dict)
     told: tuple[str, ...] = ()
+    repair: Repair | None = None
     evaluation: Evaluation | None = None
-
-
-# Lists of names become one switch for each known name, so an unknown name is seen here or never.
-SPELLINGS: dict[str, tuple[str, tuple[str, ...], Source]] = {
-    "recompute_modules": ("recompute-modules-values", RECOMPUTE_MODULES, megatron(f"{CONFIG}:1960")),
-    "fine_grained_offload_modules": (
-        "fg-offload-modules-values",
-        OFFLOAD_MODULES,
-        megatron(f"{CONFIG}:2145"),
-    ),
-    "cuda_graph_scope": (
-        "cg-modules-values",
-        GRAPH_SCOPES,
-        megatron("megatron/core/transformer/cuda_graph_config.py:57"),
-    ),
-}
 
 
 def check(
@@ -116,6 +78,7 @@ def check(
     unknown: Collection[str] = (),
     completed: Mapping[str, Any] | None = None,
     memory: bool = True,
+    open_fields: Collection[str] = (),
 ) -> Verdict:
     """Judge a plan as the target would run it: by every rule, then, when it is legal, by the memory it takes.
 
@@ -130,9 +93,13 @@ def check(
         Fields that were absent, with the values that defaults gave them; passed through.
     memory
         Whether the memory is judged too; else a legal plan is ``feasible`` and ``fits`` is None.
+    open_fields
+        Those of `constraints.lighter.OPEN_FIELDS` that nothing states: where the plan does not fit with their
+        defaults, it is judged with the first leaner values that fit, which are then ``completed`` and told in a warning.
     """
     job, plan, changes = normalise(job, plan, unknown=unknown)
-    found, open_laws = judged(job, plan, unknown=unknown)
+    follows = [name for name in ("gbs",) if name in (completed or {})]
+    found, open_laws = judged(job, plan, unknown=unknown, follows=follows)
     notes: dict[str, Any] = {
         "normalised": changes,
         "undecided": open_laws,
@@ -140,20 +107,44 @@ def check(
         "completed": dict(completed or {}),
     }
     if found:
-        return Verdict(legal=False, verdict="infeasible", violations=found, **notes)
+        repair = whole(job, plan, unknown={*unknown, *follows}) if len(found) > 1 else None
+        return Verdict(legal=False, verdict="infeasible", violations=found, repair=repair, **notes)
     evaluation = _evaluated(job, plan, unknown) if memory else None
     if evaluation is None:
         word: Literal["undecided", "feasible"] = "undecided" if open_laws or memory else "feasible"
         return Verdict(legal=True, verdict=word, **notes)
     over = _over_budget(job, evaluation)
+    for fields in leaner(job, plan, open_fields) if over else ():
+        lean = check(*applied(job, plan, fields), completed={**(completed or {}), **fields})
+        if lean.verdict == "feasible":
+            told = tuple(_as_completed(finding, job, plan, fields) for finding in over)
+            return lean.model_copy(update={"normalised": changes, "warnings": (*told, *lean.warnings)})
     return Verdict(
         legal=True,
         fits=not over,
         verdict="oom" if over else "feasible",
-        violations=over,
+        violations=tuple(_with_repairs(finding, job, plan) for finding in over),
         evaluation=evaluation,
         **notes,
     )
+
+
+def _as_completed(finding: Finding, job: Job, plan: Plan, fields: Mapping[str, Any]) -> Finding:
+    """That a plan fits with other values than the defaults only."""
+    because = f"with the target's defaults {finding.because}; it fits with {said(job, plan, fields)}, not stated here"
+    return Finding(rule=finding.rule, because=because, source=finding.source)
+
+
+def _with_repairs(finding: Finding, job: Job, plan: Plan) -> Violation:
+    def fit(job: Job, plan: Plan) -> bool:
+        if broken_laws(job, plan):
+            return False
+        try:
+            return all(fits(job, evaluate(job, plan)).values())
+        except UnknownDimensionError:
+            return False
+
+    return Violation(**finding.model_dump(), repairs=lighter(job, plan, fit))
 
 
 def _evaluated(job: Job, plan: Plan, unknown: Collection[str]) -> Evaluation | None:
@@ -166,7 +157,7 @@ def _evaluated(job: Job, plan: Plan, unknown: Collection[str]) -> Evaluation | N
         return None
 
 
-def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
+def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Finding, ...]:
     """The memory budgets that a legal plan exceeds."""
     stage, held = evaluation.worst_stage, fits(job, evaluation)
     because = {
@@ -180,14 +171,14 @@ def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Violation, ...]:
         ),
     }
     return tuple(
-        Violation(rule=name, because=because[name], source=job.machine.title)
+        Finding(rule=name, because=because[name], source=job.machine.title)
         for name, ok in held.items()
         if not ok
     )
 
 
 def judged(
-    job: Job, plan: Plan, *, unknown: Collection[str] = ()
+    job: Job, plan: Plan, *, unknown: Collection[str] = (), follows: Collection[str] = ()
 ) -> tuple[tuple[Violation, ...], tuple[str, ...]]:
     """Return the laws of the job's target that the plan breaks, and the ids of those that cannot be decided.
 
@@ -197,41 +188,19 @@ def judged(
         Decisions and sizes of the job (``gpus``, ``gbs``, ``seq_len``) whose values in ``job`` and ``plan`` are
         only placeholders. A law that reads one is undecided, and so is one that reads an unknown dimension of a
         `PartialModel`.
+    follows
+        Sizes of the job that nobody stated and that follow the plan: no repair changes or minds them.
     """
-    found, open_laws = [*_misspelt(plan)], list[str]()
-    broken = list(_broken(job, plan, "hard", unknown))
-    before = {rule.id for rule, because in broken if because is not None}
-    for rule, because in broken:
+    found, open_laws = [*_spellings(plan)], list[str]()
+    refused = list(broken(job, plan, "hard", unknown))
+    before = {rule.id for rule, because in refused if because is not None} | {v.rule for v in found}
+    for rule, because in refused:
         if because is None:
             open_laws.append(rule.id)
             continue
-        mends = _mends(rule, job, plan, unknown, before)
-        found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=mends))
+        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before)
+        found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=offered))
     return tuple(found), tuple(dict.fromkeys(open_laws))
-
-
-def broken_laws(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the ids of the laws that the plan breaks, without reasons and repairs."""
-    ids = [v.rule for v in _misspelt(plan)]
-    ids += [rule.id for rule, because in _broken(job, plan, "hard", unknown) if because is not None]
-    return tuple(dict.fromkeys(ids))
-
-
-def _mends(
-    rule: Rule, job: Job, plan: Plan, unknown: Collection[str], before: Collection[str]
-) -> tuple[Repair, ...]:
-    """Repairs of one rule: first those that break no other, then those that do, with the others named."""
-    sound, others = list[Repair](), list[Repair]()
-    for fields, text in repairs(rule, job, plan):
-        sizes = {name: value for name, value in fields.items() if name in Job.model_fields}
-        changed = plan.model_copy(update={n: v for n, v in fields.items() if n not in sizes})
-        after = broken_laws(job.model_copy(update=sizes), changed, unknown=unknown)
-        more = [law for law in after if law not in before or law == rule.id]
-        if more:
-            others.append(Repair(set=fields, text=f"{text} Then {', '.join(more)} must be mended too."))
-        else:
-            sound.append(Repair(set=fields, text=text))
-    return (*sound, *others)
 
 
 def violations(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Violation, ...]:
@@ -243,53 +212,18 @@ def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Fi
     """Return what the plan does without use."""
     return tuple(
         Finding(rule=rule.id, because=because, source=str(rule.source))
-        for rule, because in _broken(job, plan, "warning", unknown)
+        for rule, because in broken(job, plan, "warning", unknown)
         if because is not None
     )
 
 
-def _laws(job: Job, kind: Kind) -> Iterator[Rule]:
-    return (rule for rule in RULES if rule.kind == kind and (not rule.targets or job.target in rule.targets))
-
-
-def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Iterator[tuple[Rule, str | None]]:
-    """Yield broken rules with their reason, and undecided ones with None; of a family that shares an id, each member."""
-    values = plan.values()
-    if values["mbs"] > 0:
-        values |= derive(job, values)
-    else:
-        values |= {"dp": 1, "edp": 1, "microbatches": 1}
-    for rule in _laws(job, kind):
-        if rule_reads(rule) & set(unknown):
-            yield rule, None
-            continue
-        try:
-            if not rule.holds(job.facts, values):
-                yield rule, _reason(rule, job, values)
-        except PlacementError as error:
-            yield rule, str(error)
-        except UnknownDimensionError:
-            yield rule, None
-
-
-def _reason(rule: Rule, job: Job, values: Mapping[str, Any]) -> str:
-    """Why, with numbers; in general words where a number is not known."""
-    try:
-        return rule.clause(job.facts, values)
-    except UnknownDimensionError:
-        return rule.text.rstrip(".")
-
-
-def _misspelt(plan: Plan) -> Iterator[Violation]:
-    for field, (id, known, source) in SPELLINGS.items():
-        names: tuple[str, ...] = getattr(plan, field)
-        wrong = [name for name in names if name not in known]
-        if not wrong:
-            continue
-        right = tuple(name for name in names if name in known)
+def _spellings(plan: Plan) -> Iterator[Violation]:
+    for field, id, wrong in misspelt(plan):
+        known, source = SPELLINGS[field][1:]
+        right = tuple(name for name in getattr(plan, field) if name in known)
         yield Violation(
             rule=id,
             because=f"{field} has {', '.join(wrong)}, but the known names are {', '.join(known)}",
             source=str(source),
-            repairs=(Repair(set={field: right}, text=f"Drop {', '.join(wrong)} from {field}."),),
+            repairs=(Repair(set={field: right}, text=f"{field} without {', '.join(wrong)}"),),
         )

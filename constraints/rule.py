@@ -87,7 +87,8 @@ class Rule(Declared):
     Parameters
     ----------
     id : stable identifier, as in the catalogue of the upstream validators.
-    because : one line, formatted with the facts and the values of the scope when the rule is broken.
+    because : one line, formatted with the facts, the values of the scope and the figures when the rule is broken.
+    figures : what else the line names: a function of facts and decisions that gives numbers or words by name.
     kind : ``hard`` refuses a plan, ``warning`` speaks; ``normalised`` is of a `Normalisation`.
     targets : launch targets for which the rule holds; empty means all.
     since, until : first and last release with the rule, as "mcore 0.16"; empty where none is known.
@@ -99,6 +100,7 @@ class Rule(Declared):
     targets: tuple[str, ...] = ()
     since: str = ""
     until: str = ""
+    figures: Callable[..., Mapping[str, Any]] | None = None
 
     def holds(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
         """Whether a plan's values satisfy the rule."""
@@ -106,7 +108,11 @@ class Rule(Declared):
 
     def clause(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         """The reason in words, with the numbers of the case."""
-        return self.because.format(**facts, **values)
+        known = {**facts, **values}
+        if self.figures is None:
+            return self.because.format(**known)
+        asked = inspect.signature(self.figures).parameters
+        return self.because.format(**known, **self.figures(**{name: known[name] for name in asked}))
 
 
 @dataclass(frozen=True)
@@ -166,11 +172,12 @@ def rule(
     targets: tuple[str, ...] = (),
     since: str = "",
     until: str = "",
+    figures: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[..., bool]], Rule]:
     """Declare a predicate over decisions as a rule."""
 
     def declare(fn: Callable[..., bool]) -> Rule:
-        return Rule(fn, source, id, because, kind, targets, since, until)
+        return Rule(fn, source, id, because, kind, targets, since, until, figures)
 
     return declare
 

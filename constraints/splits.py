@@ -64,6 +64,25 @@ def _spread(layers: int, stages: int, tails: tuple[int, ...]) -> list[int]:
     return [rest // body + (1 if i < rest % body else 0) for i in range(body)] + list(tails)
 
 
+def completed_layout(stages: tuple[str, ...], layers: int, mtp: int) -> str:
+    """The layout of these virtual stages with the least change that places every layer.
+
+    Missing decoder layers go to the emptiest stages, surplus ones leave the fullest; the embedding, the MTP layers and
+    the loss go to the ends.
+    """
+    sizes = [stage.count("t") for stage in stages]
+    ends = {0: 1, len(sizes) - 1: 1 + mtp}
+    while sum(sizes) != layers:
+        loads = [size + ends.get(i, 0) for i, size in enumerate(sizes)]
+        if sum(sizes) < layers:
+            sizes[loads.index(min(loads))] += 1
+        else:
+            sizes[loads.index(max(n for n, size in zip(loads, sizes, strict=True) if size))] -= 1
+    # An MTP block that has a stage of its own before the loss keeps it.
+    apart = len(stages) > 1 and mtp and "m" in stages[-2] and "m" not in stages[-1]
+    return _text(sizes, len(sizes) - (2 if apart else 1), mtp)
+
+
 def _text(sizes: list[int], mtp_stage: int, mtp: int) -> str:
     """A layout string; runs of equal middle stages are written as ``(tt|)*n``."""
     stages = ["t" * n for n in sizes]

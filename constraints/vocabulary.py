@@ -66,7 +66,8 @@ DERIVED: Final = ("dp", "edp", "microbatches")
 class Settings(BaseModel, frozen=True, extra="forbid"):
     """Fields of a job with the target's default: not decided by the solver, open to ``--set``.
 
-    ``logits_copies`` is 2 for Transformer Engine 2.20 and 1 for earlier releases.
+    ``logits_copies`` is 2 for Transformer Engine 2.20 and 1 for earlier releases. ``expert_rank_capacity`` bounds the token
+    rows of an expert rank to that many times the balanced number, with buffers of that size; None for no bound.
     """
 
     fp8_param: bool = False
@@ -80,6 +81,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     shared_expert_overlap: bool = False
     permute_fusion: bool = True
     op_fuser: bool = False
+    expert_rank_capacity: float | None = Field(default=None, gt=0)
     rope_fusion: bool = False
     distributed_optimizer: bool = True
     routing: Literal["balanced", "natural"] = "balanced"

@@ -108,10 +108,11 @@ def expert_rows(
     sequence_parallel: Value,
     etp: Value,
 ) -> Value:
-    """Token rows that the rank's experts process; the busiest rank's under natural routing."""
+    """Token rows that the rank's experts process: the busiest rank's under natural routing, the bound where one is set."""
     routed = shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.moe_topk or 0)
     natural = job.settings.routing == "natural"
     skew = max(1.0, machine.calibration["natural_routing_factor"]) if natural else 1.0
+    skew = job.settings.expert_rank_capacity or skew
     spread = either(sequence_parallel, np.asarray(tp) == 1)
     return routed * skew * np.where(spread > 0, etp, 1)
 

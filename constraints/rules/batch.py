@@ -19,8 +19,10 @@ def batches_are_positive(mbs: int, job: Job) -> bool:
 
 @rule(
     "gbs-divisible",
-    because="a global batch of {job.gbs} sequences does not split into micro-batches of {mbs} on DP = {dp} ranks",
+    because="a global batch of {job.gbs} sequences does not split into micro-batches of {mbs} on DP = {dp} ranks: it is "
+    "no multiple of {unit}",
     source=megatron("megatron/core/num_microbatches_calculator.py:382"),
+    figures=lambda mbs, dp: {"unit": mbs * dp},
 )
 def batch_splits(mbs: int, dp: int, job: Job) -> bool:
     """The global batch is a multiple of the micro-batch times DP."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import rule
 from mbsolve.constraints.rules.upstream import bridge, megatron
@@ -10,8 +12,9 @@ from mbsolve.models.card import Model
 
 @rule(
     "seq-cp-divisible",
-    because="{job.seq_len} tokens do not split into the 2 x CP = 2 x {cp} pieces of context parallelism",
+    because="{job.seq_len} tokens do not split into the 2 x CP = {pieces} pieces of context parallelism",
     source=bridge("src/megatron/bridge/training/config.py:1575"),
+    figures=lambda cp: {"pieces": 2 * cp},
 )
 def sequence_splits(cp: int, job: Job) -> bool:
     """With context parallelism the sequence is a multiple of 2 x CP."""
@@ -20,9 +23,13 @@ def sequence_splits(cp: int, job: Job) -> bool:
 
 @rule(
     "seq-sp-divisible",
-    because="the part of {job.seq_len} tokens that one of CP = {cp} ranks holds does not split over TP = {tp} for "
-    "sequence parallelism",
+    because="of {job.seq_len} tokens one of CP = {cp} ranks holds {part}, which do not split over TP = {tp} for sequence "
+    "parallelism; the sequence must be a multiple of {unit}",
     source=megatron("megatron/core/pipeline_parallel/schedules.py:1185"),
+    figures=lambda cp, tp, job: {
+        "part": job.seq_len // cp,
+        "unit": tp if cp == 1 else cp * lcm(2, tp),
+    },
 )
 def local_sequence_splits(sequence_parallel: bool, cp: int, tp: int, job: Job) -> bool:
     """With sequence parallelism the tokens of a context rank split evenly over the tensor ranks."""

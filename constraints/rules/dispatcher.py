@@ -96,3 +96,16 @@ def shared_overlap_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bo
     """Overlap of shared experts needs another dispatcher than allgather."""
     overlapped = job.settings.shared_expert_overlap and has_shared_experts(model)
     return not overlapped or dispatcher != "allgather"
+
+
+@rule(
+    "rank-capacity-backend",
+    because="expert_rank_capacity {job.settings.expert_rank_capacity} needs dispatcher hybridep with op_fuser, but the "
+    "dispatcher is {dispatcher} and op_fuser {job.settings.op_fuser}",
+    source=megatron(f"{CONFIG}:1871"),
+)
+def rank_capacity_needs_hybridep(dispatcher: str, job: Job, model: Model) -> bool:
+    """A bound on the tokens of an expert rank needs HybridEP with fused operators."""
+    if job.settings.expert_rank_capacity is None or not model.is_moe:
+        return True
+    return dispatcher == "hybridep" and job.settings.op_fuser

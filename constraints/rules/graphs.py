@@ -49,15 +49,14 @@ def full_graphs_have_no_scope(cuda_graph_impl: str, each: bool) -> bool:
 @rule(
     "cg-full-iteration-moe-sync",
     because="experts of {model.title} read token counts on the host, which {cuda_graph_impl} graphs capture only with "
-    "a rank capacity, which mbsolve does not set; use transformer_engine with attn, moe_router and moe_preprocess",
+    "a rank capacity (expert_rank_capacity {job.settings.expert_rank_capacity}); or use transformer_engine with attn, "
+    "moe_router and moe_preprocess",
     source=megatron(f"{CONFIG}:1871 (a bound on the tokens of a rank is what would avoid the read)"),
 )
-def full_graphs_are_for_dense_models(cuda_graph_impl: str, model: Model) -> bool:
-    """Full-iteration graphs need a model without dropless experts.
-
-    HybridEP with a rank capacity or paged stash avoids the read; their settings are not emitted in this release.
-    """
-    return cuda_graph_impl != "full_iteration" or not model.is_moe
+def full_graphs_have_bounded_experts(cuda_graph_impl: str, job: Job, model: Model) -> bool:
+    """Full-iteration graphs need a model without experts, or a bound on the tokens of an expert rank."""
+    bounded = job.settings.expert_rank_capacity is not None
+    return cuda_graph_impl != "full_iteration" or not model.is_moe or bounded
 
 
 @rule(

@@ -22,6 +22,11 @@ def _stages(text: str) -> tuple[str, ...]:
     return tuple(flat.split("|"))
 
 
+def virtual_stage_texts(text: str) -> tuple[str, ...]:
+    """Return the virtual stages of a layout, each a string of symbols."""
+    return _stages(text)
+
+
 def stage_count(text: str) -> int:
     """Return the number of virtual stages of a layout."""
     return len(_stages(text))
@@ -43,8 +48,9 @@ def layout_is_spelt(split: Split) -> bool:
 
 @rule(
     "layout-stage-count",
-    because="the number of stages of layout {split.layout} is no multiple of PP = {pp}",
+    because="layout {split.layout} has {stages} stages, which is no multiple of PP = {pp}",
     source=megatron(f"{LAYOUT}:42"),
+    figures=lambda split: {"stages": len(_stages(split.layout or ""))},
 )
 def layout_fills_ranks(split: Split, pp: int) -> bool:
     """The stages of a layout are a multiple of PP."""
@@ -53,8 +59,9 @@ def layout_fills_ranks(split: Split, pp: int) -> bool:
 
 @rule(
     "layout-vpp-match",
-    because="layout {split.layout} does not have PP x VPP = {pp} x {vpp} stages",
+    because="layout {split.layout} has {stages} stages, not PP x VPP = {pp} x {vpp}",
     source=megatron(f"{CONFIG}:2281"),
+    figures=lambda split: {"stages": len(_stages(split.layout or ""))},
 )
 def layout_agrees_with_vpp(split: Split, pp: int, vpp: int) -> bool:
     """VPP is the number of stages of the layout divided by PP."""
@@ -78,8 +85,9 @@ def layout_has_ends(split: Split) -> bool:
 
 @rule(
     "layout-decoder-count",
-    because="layout {split.layout} does not have one t for each of the {model.num_layers} layers",
+    because="layout {split.layout} has {count} decoder layers (t), but the model has {model.num_layers}",
     source=megatron(f"{LAYOUT}:108"),
+    figures=lambda split: {"count": _symbols(split.layout or "").count("t")},
 )
 def layout_has_all_layers(split: Split, model: Model) -> bool:
     """A layout has one t for each decoder layer."""
@@ -88,8 +96,9 @@ def layout_has_all_layers(split: Split, model: Model) -> bool:
 
 @rule(
     "layout-mtp-count",
-    because="layout {split.layout} does not have one m for each of the {model.mtp_num_layers} MTP layers",
+    because="layout {split.layout} has {count} MTP layers (m), but the model has {model.mtp_num_layers}",
     source=megatron(f"{LAYOUT}:114"),
+    figures=lambda split: {"count": _symbols(split.layout or "").count("m")},
 )
 def layout_has_all_mtp(split: Split, model: Model) -> bool:
     """A layout has one m for each MTP layer."""

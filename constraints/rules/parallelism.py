@@ -12,8 +12,9 @@ from mbsolve.models.card import Model
 
 @rule(
     "tp-divides-attention-heads",
-    because="{model.num_attention_heads} attention heads do not split over TP = {tp}",
+    because="{model.num_attention_heads} attention heads do not split over TP = {tp} (remainder {left})",
     source=megatron(f"{CONFIG}:1446"),
+    figures=lambda tp, model: {"left": model.num_attention_heads % tp},
 )
 def heads_split(tp: int, model: Model) -> bool:
     """Attention heads split evenly over the tensor ranks."""
@@ -30,9 +31,10 @@ def heads_split(tp: int, model: Model) -> bool:
 def groups_split(tp: int, model: Model) -> bool:
     """Query groups are a multiple or a divisor of TP.
 
-    Releases before 0.16 asked for a multiple.
+    Releases before 0.16 asked for a multiple. Where each head has a group of its own, the law of the heads says it all.
     """
-    return model.num_query_groups % tp == 0 or tp % model.num_query_groups == 0
+    groups = model.num_query_groups
+    return groups % tp == 0 or tp % groups == 0 or groups == model.num_attention_heads
 
 
 @rule(
@@ -49,8 +51,13 @@ def ffn_splits(tp: int, model: Model) -> bool:
 
 @rule(
     "vocab-divisible-tp",
-    because="without padding, {model.vocab_size} rows of the vocabulary do not split over TP = {tp}",
+    because="without padding, {model.vocab_size} rows of the vocabulary do not split over TP = {tp} (remainder {left}); "
+    "padded to a multiple of 128 x TP they are {padded}",
     source=Source("NVIDIA-NeMo/Megatron-Bridge", "issue 1331"),
+    figures=lambda tp, model: {
+        "left": model.vocab_size % tp,
+        "padded": -(-model.vocab_size // (128 * tp)) * 128 * tp,
+    },
 )
 def vocabulary_splits(tp: int, job: Job, model: Model) -> bool:
     """An unpadded vocabulary splits evenly over the tensor ranks.
@@ -63,8 +70,9 @@ def vocabulary_splits(tp: int, job: Job, model: Model) -> bool:
 
 @rule(
     "world-divisible-by-dense-grid",
-    because="TP x PP x CP = {tp} x {pp} x {cp} does not divide {job.gpus} GPUs",
+    because="TP x PP x CP = {tp} x {pp} x {cp} = {product} does not divide {job.gpus} GPUs",
     source=megatron("megatron/core/parallel_state.py:822"),
+    figures=lambda tp, pp, cp: {"product": tp * pp * cp},
 )
 def dense_grid_fits(tp: int, pp: int, cp: int, job: Job) -> bool:
     """TP x PP x CP divides the GPUs."""
@@ -73,8 +81,9 @@ def dense_grid_fits(tp: int, pp: int, cp: int, job: Job) -> bool:
 
 @rule(
     "world-divisible-by-expert-grid",
-    because="ETP x EP x PP = {etp} x {ep} x {pp} does not divide {job.gpus} GPUs",
+    because="ETP x EP x PP = {etp} x {ep} x {pp} = {product} does not divide {job.gpus} GPUs",
     source=megatron("megatron/core/parallel_state.py:881"),
+    figures=lambda etp, ep, pp: {"product": etp * ep * pp},
 )
 def expert_grid_fits(etp: int, ep: int, pp: int, job: Job) -> bool:
     """ETP x EP x PP divides the GPUs."""
@@ -93,8 +102,9 @@ def experts_exist(ep: int, model: Model) -> bool:
 
 @rule(
     "ep-divides-experts",
-    because="{model.num_experts} experts do not split over EP = {ep}",
+    because="{model.num_experts} experts do not split over EP = {ep} (remainder {left})",
     source=megatron("megatron/core/transformer/moe/moe_layer.py:186"),
+    figures=lambda ep, model: {"left": (model.num_experts or 0) % ep},
 )
 def experts_split(ep: int, model: Model) -> bool:
     """Experts split evenly over the expert ranks."""

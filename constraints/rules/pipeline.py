@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mbsolve.constraints.rule import rule
 from mbsolve.constraints.rules.upstream import CONFIG, megatron
 from mbsolve.constraints.vocabulary import Split
@@ -21,6 +23,13 @@ def _middle(split: Split, pp: int, layers: int) -> tuple[int, int]:
     return layers - sum(given), pp - len(given)
 
 
+def _ends(split: Split, pp: int, model: Model) -> dict[str, Any]:
+    """How sized ends are said, and what they leave over."""
+    given = [f"{name} {n}" for name, n in (("first", split.first), ("last", split.last)) if n is not None]
+    layers, ranks = _middle(split, pp, model.num_layers)
+    return {"ends": " and ".join(given), "left": layers, "ranks": ranks}
+
+
 @rule(
     "vpp-needs-pp",
     because="VPP = {vpp} needs more than one pipeline rank, but PP = {pp}",
@@ -33,8 +42,10 @@ def interleaving_needs_pipeline(vpp: int, pp: int) -> bool:
 
 @rule(
     "pp-divides-layers",
-    because="{model.num_layers} layers do not split over PP = {pp}; give first or last stage layers or a layout",
+    because="{model.num_layers} layers do not split over PP = {pp} (remainder {left}); give first or last stage "
+    "layers or a layout",
     source=megatron(f"{BLOCK}:158"),
+    figures=lambda pp, model: {"left": model.num_layers % pp},
 )
 def layers_split(pp: int, split: Split, model: Model) -> bool:
     """Without an uneven split the layers split evenly over the pipeline ranks."""
@@ -43,8 +54,9 @@ def layers_split(pp: int, split: Split, model: Model) -> bool:
 
 @rule(
     "vpp-divides-stage-layers",
-    because="{model.num_layers} layers over PP = {pp} leave stages that do not split into VPP = {vpp} chunks",
+    because="{model.num_layers} layers over PP = {pp} are {each_rank} a stage, which do not split into VPP = {vpp} chunks",
     source=megatron(f"{BLOCK}:176"),
+    figures=lambda pp, model: {"each_rank": model.num_layers // pp},
 )
 def stages_split(pp: int, vpp: int, split: Split, model: Model) -> bool:
     """Without an uneven split the layers of a pipeline rank split evenly over its chunks."""
@@ -95,9 +107,10 @@ def last_stage_splits(split: Split, vpp: int) -> bool:
 
 @rule(
     "uneven-more-stages-than-pp",
-    because="first {split.first} and last {split.last} stage layers size more stages than PP = {pp} has; the stack "
-    "would build these layers only and leave out the rest of {model.num_layers}",
+    because="{ends} stage layers size more stages than PP = {pp} has; the stack would build these only and leave out "
+    "the rest of {model.num_layers} layers",
     source=megatron(f"{CONFIG}:2341"),
+    figures=_ends,
 )
 def sized_stages_exist(pp: int, split: Split, model: Model) -> bool:
     """No more stages are sized than there are pipeline ranks.
@@ -109,9 +122,9 @@ def sized_stages_exist(pp: int, split: Split, model: Model) -> bool:
 
 @rule(
     "uneven-middle-exists",
-    because="first {split.first} and last {split.last} of {model.num_layers} layers on PP = {pp} leave middle "
-    "layers without a middle stage, or the reverse",
+    because="{ends} of {model.num_layers} layers leave {left} for the {ranks} other stages of PP = {pp}",
     source=megatron(f"{CONFIG}:2341"),
+    figures=_ends,
 )
 def middle_exists(pp: int, split: Split, model: Model) -> bool:
     """Sized ends leave middle layers if and only if they leave middle stages."""
@@ -123,9 +136,10 @@ def middle_exists(pp: int, split: Split, model: Model) -> bool:
 
 @rule(
     "uneven-middle-divisible",
-    because="first {split.first} and last {split.last} of {model.num_layers} layers leave a number of layers that "
-    "does not split over the other stages of PP = {pp} and their VPP = {vpp} chunks",
+    because="{ends} of {model.num_layers} layers leave {left}, which do not split over the {ranks} other stages of "
+    "PP = {pp} with VPP = {vpp} chunks each",
     source=megatron(f"{CONFIG}:2348"),
+    figures=_ends,
 )
 def middle_splits(pp: int, vpp: int, split: Split, model: Model) -> bool:
     """The layers between sized ends split evenly over the middle stages and their chunks."""

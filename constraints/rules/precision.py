@@ -33,9 +33,14 @@ def machine_has_format(job: Job, machine: Machine) -> bool:
 
 @rule(
     "fp8-token-alignment",
-    because="{job.precision} needs the tokens of a rank ({job.seq_len} x MBS {mbs} / CP {cp}, and / TP {tp} with "
-    "sequence parallelism) in multiples of 16 (fp8), 32 (mxfp8, nvfp4) or 128 (fp8_block)",
+    because="{job.precision} needs the tokens of a rank in multiples of {unit}, but {job.seq_len} x MBS {mbs} / CP {cp}"
+    "{share} are {tokens}",
     source=megatron("megatron/core/fp8_utils.py get_fp8_align_size"),
+    figures=lambda cp, tp, mbs, sequence_parallel, job: {
+        "unit": TOKEN_MULTIPLE[job.precision],
+        "share": f" / TP {tp}" if sequence_parallel else "",
+        "tokens": job.seq_len // cp * mbs // (tp if sequence_parallel else 1),
+    },
 )
 def tokens_are_aligned(cp: int, tp: int, mbs: int, sequence_parallel: bool, job: Job) -> bool:
     """The tokens of a rank are a multiple of the block of the number format."""

@@ -1,28 +1,44 @@
-"""What to change so that a broken rule would hold: one decision, or the size of the job, at a time."""
+"""Changes of one decision, or of one size or setting of the job, after which a broken rule would hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from math import lcm
 from typing import Any, Final
 
+from mbsolve.constraints.changes import applied
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.rule import Rule
+from mbsolve.constraints.rules.layout import virtual_stage_texts
 from mbsolve.constraints.rules.pipeline import (
     first_stage_splits,
     last_stage_splits,
     middle_exists,
     middle_splits,
 )
-from mbsolve.constraints.splits import splits
-from mbsolve.constraints.vocabulary import GRAPH_SCOPES, OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan, Split
+from mbsolve.constraints.splits import completed_layout, splits
+from mbsolve.constraints.vocabulary import (
+    DISPATCHERS,
+    GRAPH_IMPLS,
+    GRAPH_SCOPES,
+    OFFLOAD_MODULES,
+    PRECISIONS,
+    RECOMPUTE_MODULES,
+    Plan,
+    Settings,
+    Split,
+)
 from mbsolve.models.partial import UnknownDimensionError
 
-PER_DECISION: Final = 3
+__all__ = ["moves", "repair_fields", "replaces", "rule_reads"]
+
 # What parallel degrees are tried for a model of which too little is known.
 SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64)
+WORDS: Final[dict[str, tuple[str, ...]]] = {"dispatcher": DISPATCHERS, "cuda_graph_impl": GRAPH_IMPLS}
 BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "dp": ("tp", "cp", "pp"),
     "edp": ("etp", "ep", "pp"),
@@ -39,33 +55,102 @@ SPLIT_FIELDS: Final = {
     "last": "last_stage_layers",
     "layout": "pipeline_layout",
 }
+RECOMPUTE: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "recompute_granularity": None,
+        "recompute_method": None,
+        "recompute_num_layers": None,
+        "recompute_modules": (),
+    },
+    {
+        "recompute_granularity": "selective",
+        "recompute_method": None,
+        "recompute_num_layers": None,
+        "recompute_modules": ("core_attn",),
+    },
+    {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+        "recompute_modules": (),
+    },
+)
+"""The usual ways of recompute: their fields only make sense together."""
+INSTEAD: Final[dict[str, tuple[dict[str, Any], ...]]] = {
+    "activation_offload_layers": (
+        {"activation_offload_layers": 0, "optimizer_offload_fraction": 1.0},
+        {
+            "activation_offload_layers": 0,
+            "recompute_granularity": None,
+            "recompute_method": None,
+            "recompute_num_layers": None,
+            "recompute_modules": (),
+            "fine_grained_offload_modules": ("core_attn",),
+        },
+    )
+}
+"""What does the service of a decision that a rule may forbid."""
+SIZE_FIELDS: Final[tuple[str, ...]] = ("gpus", "gbs", "seq_len")
+BLOCKS: Final = (1, 16, 32, 128)
+"""Multiples of tokens that number formats ask for."""
+OTHERS: Final[dict[str, tuple[Any, ...]]] = {
+    "make_vocab_size_divisible_by": (128,),
+    "expert_rank_capacity": (None, 1.5),
+}
+"""Values of settings that are numbers: the stack's default, and that of its recipes."""
 
 
-def repairs(rule: Rule, job: Job, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield changes after which the rule alone would hold, as fields of the plan or the job and a text.
+def moves(rule: Rule, job: Job, plan: Plan, unknown: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield changes after which the rule alone would hold, as fields of the plan, the job or its settings.
 
-    At most three values of each decision in the scope, nearest to the present one first.
+    Parameters
+    ----------
+    unknown : fields that are not known, hence not changed.
     """
-    values = plan.values()
-    for name in _decisions(rule):
-        found = 0
-        for value in _nearest(name, _candidates(name, job, values), values, job):
-            changed = {**values, name: value}
-            if not _holds(rule, job, changed):
-                continue
-            fields = _fields(name, values, changed)
-            yield fields, _text(fields)
-            found += 1
-            if found == PER_DECISION:
-                break
-    yield from _job_repairs(rule, job, values)
+    seen: list[dict[str, Any]] = []
+    for fields in _candidates(rule, job, plan):
+        if not fields or fields in seen or set(fields) & set(unknown):
+            continue
+        seen.append(fields)
+        changed, altered = applied(job, plan, fields)
+        if _holds(rule, changed, altered.values()):
+            yield fields
 
 
 def _holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
     try:
-        return rule.holds(job.facts, {**values, **derive(job, values)})
+        return values["mbs"] > 0 and rule.holds(job.facts, {**values, **derive(job, values)})
     except (PlacementError, UnknownDimensionError):
         return False
+
+
+def _candidates(rule: Rule, job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
+    values, names = plan.values(), _decisions(rule)
+    for name in names:
+        # Another granularity comes with fields of its own, below.
+        others = () if name == "recompute_granularity" else _values(name, job, plan, values)
+        for value in others:
+            if value != values[name]:
+                yield _fields(name, values, {**values, name: value})
+        for fields in INSTEAD.get(name, ()):
+            yield _differing(plan, fields)
+    if any(name.startswith("recompute_") for name in names):
+        for fields in RECOMPUTE:
+            yield _differing(plan, fields)
+    yield from _of_the_job(rule, job, values)
+
+
+def replaces(fields: Mapping[str, Any]) -> bool:
+    """Return whether a change puts something in the place of what it takes away."""
+    return any(
+        all(fields.get(name) == value for name, value in other.items() if value)
+        for others in INSTEAD.values()
+        for other in others
+    )
+
+
+def _differing(plan: Plan, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if getattr(plan, name) != value}
 
 
 def _decisions(rule: Rule) -> list[str]:
@@ -73,64 +158,45 @@ def _decisions(rule: Rule) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _candidates(name: str, job: Job, values: Mapping[str, Any]) -> Sequence[Any]:
+def _values(name: str, job: Job, plan: Plan, values: Mapping[str, Any]) -> Sequence[Any]:
     try:
         return _split_candidates(job, values) if name == "split" else domains(job)[name]
     except UnknownDimensionError:
         # The domains follow from dimensions that this model does not state.
         now = values[name]
-        return SIZES if isinstance(now, int) and not isinstance(now, bool) else ()
+        if isinstance(now, bool):
+            return (False, True)
+        return SIZES if isinstance(now, int) else WORDS.get(name, ())
 
 
 def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
-    """Return splits that place every layer: even, one sized end, and the balanced ones of the solver."""
+    """Return splits that place every layer: even, sized ends, the balanced ones of the solver, a mended layout."""
     pp, vpp, layers = values["pp"], values["vpp"], job.model.num_layers
+    now: Split = values["split"]
     ends = [Split(last=n) for n in range(1, layers)] + [Split(first=n) for n in range(1, layers)]
+    if now.first and now.last:
+        # Either end as it is, the other one fitted to it.
+        ends += [Split(first=now.first, last=n) for n in range(1, layers)]
+        ends += [Split(first=n, last=now.last) for n in range(1, layers)]
     legal = [Split()] if layers % (pp * vpp) == 0 else []
     for split in ends:
         case = {"pp": pp, "vpp": vpp, "split": split}
         laws = (first_stage_splits, last_stage_splits, middle_exists, middle_splits)
         if all(law.holds(job.facts, case) for law in laws):
             legal.append(split)
+    if now.layout is not None:
+        stages = virtual_stage_texts(now.layout)
+        legal.append(Split(layout=completed_layout(stages, layers, job.model.mtp_num_layers)))
+        legal.append(Split(layout=now.layout))
     return list(dict.fromkeys([*legal, *splits(job.model, pp, vpp)]))
 
 
-def _nearest(name: str, candidates: Sequence[Any], values: Mapping[str, Any], job: Job) -> list[Any]:
-    now = values[name]
-    others = [value for value in candidates if value != now]
-    if name == "split":
-        share = job.model.num_layers / values["pp"]
-        return sorted(others, key=lambda split: _split_distance(now, split, share))
-    if isinstance(now, (int, float)) and not isinstance(now, bool):
-        return sorted(others, key=lambda value: (abs(value - now), value))
-    return others
-
-
-def _split_distance(now: Split, then: Split, share: float) -> tuple[int, int, float]:
-    """Order splits: by kind (which of first, last, layout are given), fields changed, layers moved at the ends."""
-    pairs = ((now.first, then.first), (now.last, then.last))
-    other = [(a is None) != (b is None) for a, b in (*pairs, (now.layout, then.layout))]
-    changed = sum(a != b for a, b in pairs)
-    moved = sum(abs((a or share) - (b or share)) for a, b in pairs)
-    return 4 * other[2] + any(other), changed, moved
-
-
-def repair_fields(rule: Rule) -> tuple[str, ...]:
-    """Return the fields, of the plan or of the job, that `repairs` tries for a rule."""
-    out: list[str] = []
-    for name in _decisions(rule):
-        if name == "split":
-            out += SPLIT_FIELDS.values()
-            continue
-        listed = [
-            field
-            for prefix, (field, members) in LIST_FIELDS.items()
-            if name.startswith(prefix) and name.removeprefix(prefix) in members
-        ]
-        out += listed or [name]
-    if "split" not in rule.scope:
-        out += [size for size in ("gpus", "gbs") if size in rule_reads(rule)]
-    return tuple(dict.fromkeys(out))
+def _list_field(name: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """The prefix, the field and the names of the list that a switch is a member of."""
+    for prefix, (field, members) in LIST_FIELDS.items():
+        if name.startswith(prefix) and name.removeprefix(prefix) in members:
+            return prefix, field, members
+    return None
 
 
 def _fields(name: str, values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,51 +205,75 @@ def _fields(name: str, values: Mapping[str, Any], changed: Mapping[str, Any]) ->
     if name == "split":
         old, new = values[name].model_dump(), value.model_dump()
         return {SPLIT_FIELDS[part]: new[part] for part in SPLIT_FIELDS if new[part] != old[part]}
-    for prefix, (field, members) in LIST_FIELDS.items():
-        if name.startswith(prefix) and name.removeprefix(prefix) in members:
-            return {field: tuple(member for member in members if changed[f"{prefix}{member}"])}
+    listed = _list_field(name)
+    if listed:
+        prefix, field, members = listed
+        return {field: tuple(member for member in members if changed[f"{prefix}{member}"])}
     unset = name.startswith("recompute_") and value in ("none", 0)
     return {name: None if unset else value}
 
 
-def _text(fields: Mapping[str, Any]) -> str:
-    parts = [f"{field} to {_word(value)}" for field, value in fields.items()]
-    return f"Set {' and '.join(parts)}."
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(str(v) for v in value) + "]"
-    return "none" if value is None else str(value)
-
-
-def _job_repairs(rule: Rule, job: Job, values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the nearest sizes of the job itself for which the rule would hold."""
-    steps = {
-        "gpus": lcm(values["tp"] * values["cp"] * values["pp"], values["etp"] * values["ep"] * values["pp"]),
-        "gbs": max(1, values["mbs"]) * derive(job, values)["dp"] * (values["pp"] if values["vpp"] > 1 else 1),
+def _of_the_job(rule: Rule, job: Job, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield sizes, formats and settings of the job itself."""
+    names = _names(rule)
+    tp, cp, pp = values["tp"], values["cp"], values["pp"]
+    reads = rule_reads(rule)
+    steps: dict[str, tuple[int, ...]] = {
+        "gpus": (lcm(tp * cp * pp, values["etp"] * values["ep"] * pp),),
+        "gbs": (max(1, values["mbs"]) * derive(job, values)["dp"] * (pp if values["vpp"] > 1 else 1),),
+        "seq_len": tuple(lcm(2 * cp, cp * tp * block) for block in BLOCKS),
     }
-    for field in ("gpus", "gbs"):
-        if field not in rule_reads(rule) or "split" in rule.scope:
+    for field in SIZE_FIELDS:
+        if field not in reads or ("split" in rule.scope):
             continue
-        now, step = getattr(job, field), steps[field]
-        below, above = now // step * step, -(-now // step) * step
-        for size in dict.fromkeys((below, above)):
-            if size < 1 or size == now:
-                continue
-            changed = job.model_copy(update={field: size})
-            if _holds(rule, changed, values):
-                yield {field: size}, f"Set {field} to {size}."
+        now = getattr(job, field)
+        sizes = [size for step in steps[field] for size in (now // step * step, -(-now // step) * step)]
+        yield from ({field: size} for size in dict.fromkeys(sizes) if size > 0 and size != now)
+    if "precision" in names:
+        yield from ({"precision": word} for word in PRECISIONS if word != job.precision)
+    for field in Settings.model_fields:
+        if field in names:
+            now = getattr(job.settings, field)
+            yield from ({field: value} for value in _setting_values(field) if value != now)
 
 
+def _setting_values(field: str) -> tuple[Any, ...]:
+    """The values of a setting that a rule may be mended with."""
+    kind = Settings.model_fields[field].annotation
+    if kind is bool:
+        return (False, True)
+    if typing.get_origin(kind) is typing.Literal:
+        return typing.get_args(kind)
+    return OTHERS.get(field, ())
+
+
+def repair_fields(rule: Rule) -> tuple[str, ...]:
+    """Return the fields, of the plan or of the job, that `moves` tries for a rule."""
+    out: list[str] = []
+    names = _decisions(rule)
+    for name in names:
+        listed = _list_field(name)
+        out += SPLIT_FIELDS.values() if name == "split" else [listed[1] if listed else name]
+        out += [field for fields in INSTEAD.get(name, ()) for field in fields]
+    if any(name.startswith("recompute_") for name in names):
+        out += RECOMPUTE[0]
+    if "split" not in rule.scope:
+        out += [size for size in SIZE_FIELDS if size in rule_reads(rule)]
+    out += [field for field in ("precision", *Settings.model_fields) if field in _names(rule)]
+    return tuple(dict.fromkeys(out))
+
+
+@cache
+def _names(rule: Rule) -> frozenset[str]:
+    """Attributes that a rule looks up, if it looks at the job."""
+    law = getattr(rule.fn, "__wrapped__", rule.fn)
+    return frozenset(law.__code__.co_names) if "job" in rule.facts else frozenset()
+
+
+@cache
 def rule_reads(rule: Rule) -> frozenset[str]:
     """Return the decisions behind a rule and the sizes of the job (gpus, gbs, seq_len) that it reads."""
-    law = getattr(rule.fn, "__wrapped__", rule.fn)
-    reads = set(_decisions(rule))
-    if "job" in rule.facts:
-        reads |= {"gpus", "gbs", "seq_len"} & set(law.__code__.co_names)
+    reads = {*_decisions(rule), *(set(SIZE_FIELDS) & _names(rule))}
     if {"dp", "edp", "microbatches"} & set(rule.scope) or "topology" in rule.facts:
         reads.add("gpus")
     if "microbatches" in rule.scope:

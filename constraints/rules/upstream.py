@@ -61,4 +61,5 @@ def _bind(template: Rule, name: str) -> Rule:
         targets=template.targets,
         since=template.since,
         until=template.until,
+        figures=template.figures,
     )

@@ -40,6 +40,7 @@ DIRECT: Final = {
     "model.gradient_accumulation_fusion": "grad_accumulation_fusion",
     "model.apply_rope_fusion": "rope_fusion",
     "model.use_transformer_engine_op_fuser": "op_fuser",
+    "model.moe_expert_rank_capacity_factor": "expert_rank_capacity",
     "model.fp8_output_proj": "fp8_output_proj",
     "optimizer.use_precision_aware_optimizer": "precision_aware_optimizer",
 }

@@ -43,6 +43,7 @@ class Entry:
     passed : how many other options it had, on which nothing here depends.
     suggested : ``hardware``, ``gpus``, ``precision`` -> value and where it is from, for when nobody states them.
     skipped : why the entry is no configuration to judge; None when it is one.
+    free : whether it leaves the configuration to the solver; what is stated of the plan is then a demand.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Entry:
     passed: int = 0
     suggested: dict[str, tuple[Any, str]] = field(default_factory=dict)
     skipped: str | None = None
+    free: bool = False
 
     def state(self, where: str, name: str, value: Any) -> None:
         """Take a field with our name; None says nothing.

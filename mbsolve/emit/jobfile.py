@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from mbsolve.emit import spellings as spell
 from mbsolve.emit.entry import SIZES, Entry
+from mbsolve.emit.passed import MATTERS, REPLACES, matter
 from mbsolve.errors import InputError, did_you_mean
+
+LAYERS: Final = "activation_offload_layers"
+FALLBACK: Final = "the stack's default"
 
 __all__ = ["Entry", "entries_of", "parse"]
 
@@ -66,6 +70,7 @@ def _entries(path: str | Path, i: int, raw: Any, models: Mapping[str, Any]) -> I
         raise InputError(f"{path}: job {i} must be a mapping with model, hardware, gpus and config.")
     name = str(raw.get("id") or i)
     where = f"{path}: job {name}"
+    raw = _own_names(where, raw)
     for key in raw:
         if key not in spell.JOB_KEYS and key not in spell.ENTRY_NOTES:
             raise InputError(f"{where} has an unknown field {key!r}{did_you_mean(key, spell.JOB_KEYS)}")
@@ -81,6 +86,25 @@ def _entries(path: str | Path, i: int, raw: Any, models: Mapping[str, Any]) -> I
             yield _entry(path, f"{name}.{label}", raw, {**rest, **one}, models)
         return
     yield _entry(path, name, raw, config, models)
+
+
+def _own_names(where: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entry with its sizes under our names.
+
+    Raises
+    ------
+    InputError
+        if two spellings give two values.
+    """
+    out = {key: value for key, value in raw.items() if key not in spell.ENTRY_SPELLINGS}
+    for key, name in spell.ENTRY_SPELLINGS.items():
+        value = raw.get(key)
+        if value is None:
+            continue
+        if out.get(name) not in (None, value):
+            raise InputError(f"{where}: {name} is given twice, as {out[name]!r} and as {value!r}.")
+        out[name] = value
+    return out
 
 
 def _candidates(where: str, raw: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -107,14 +131,14 @@ def _entry(
     if raw.get("precision") is not None:
         out.precision = _precision(out, str(raw["precision"]))
     if "free" in config:
-        out.skipped = "it leaves the configuration free: solve it"
-        return out
-    _config(where, out, config)
+        out.skipped, out.free = "it leaves the configuration free: solve it", True
+    _config(where, out, {key: value for key, value in config.items() if key != "free"})
     _state_dtypes(where, out, raw.get("state_dtypes"))
     return out
 
 
 def _precision(out: Entry, word: str) -> str:
+    word = word.lower().replace("-", "_")
     if word in spell.LOOSE_PRECISIONS:
         out.read_as["precision"] = f"{word} as {spell.LOOSE_PRECISIONS[word]}"
         return spell.LOOSE_PRECISIONS[word]
@@ -135,6 +159,14 @@ def _config(where: str, out: Entry, config: Mapping[str, Any]) -> None:
         if key in spell.OUT_OF_SCOPE:
             if value:
                 out.ignored[key] = spell.OUT_OF_SCOPE[key]
+            continue
+        if key in spell.PASSED_OVER:
+            out.passed += 1
+            continue
+        if key in REPLACES or key in MATTERS:
+            if matter(key, value):
+                into = out.unmodelled if key in REPLACES else out.ignored
+                into[key] = REPLACES.get(key) or MATTERS[key]
             continue
         name = spell.RENAMED.get(key, key)
         known = name in spell.PLAN_FIELDS or name in spell.SETTING_FIELDS or name in SIZES
@@ -169,7 +201,9 @@ def _amount(
         if alone is None:
             raise InputError(f"{where}: {next(iter(given))} is on, but {amounts[1]} is missing.")
         out.state(where, target, alone)
-        out.read_as[next(iter(given))] = f"{target} {alone:g}, the stack's default"
+        out.read_as[next(iter(given))] = (
+            f"{target} {alone:g}, {'the fewest' if target == LAYERS else FALLBACK}"
+        )
 
 
 def _dispatcher(where: str, out: Entry, rest: dict[str, Any]) -> None:
@@ -181,13 +215,20 @@ def _dispatcher(where: str, out: Entry, rest: dict[str, Any]) -> None:
         word = spell.DISPATCHERS.get(str(word), word)
         if word == "flex":
             if backend is None:
-                raise InputError(f"{where}: {key} is flex, but flex_backend (deepep or hybridep) is missing.")
-            word = backend
+                out.read_as[key] = "flex as deepep, the stack's default backend"
+            word = backend or "deepep"
         out.state(where, "dispatcher", word)
 
 
 def _recompute(where: str, out: Entry, raw: Any) -> None:
-    if raw is None:
+    if raw is None or raw is False or raw in ("none", "off"):
+        return
+    if raw in ("selective", "full"):
+        out.state(where, "recompute_granularity", raw)
+        if raw == "full":
+            out.state(where, "recompute_method", "uniform")
+            out.state(where, "recompute_num_layers", 1)
+            out.read_as["recompute"] = "full as uniform, one layer at a time"
         return
     if not isinstance(raw, Mapping):
         raise InputError(
@@ -198,7 +239,7 @@ def _recompute(where: str, out: Entry, raw: Any) -> None:
             raise InputError(
                 f"{where}: recompute has an unknown field {key!r}{did_you_mean(str(key), spell.RECOMPUTE)}"
             )
-        out.state(where, spell.RECOMPUTE[key], value)
+        out.state(where, spell.RECOMPUTE[key], None if value == "none" else value)
 
 
 def _state_dtypes(where: str, out: Entry, raw: Any) -> None:

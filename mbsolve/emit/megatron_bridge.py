@@ -162,6 +162,8 @@ def _kernels(job: Job) -> dict[str, Value]:
         "apply_rope_fusion": job.settings.rope_fusion,
         "use_transformer_engine_op_fuser": job.settings.op_fuser,
     }
+    if job.settings.expert_rank_capacity is not None:
+        out["moe_expert_rank_capacity_factor"] = job.settings.expert_rank_capacity
     if job.quantised:
         out["fp8_output_proj"] = job.settings.fp8_output_proj
     return out

@@ -15,6 +15,7 @@ _MODEL: Final = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
     "pipeline_model_parallel_layout",
+    "moe_expert_rank_capacity_factor",
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",

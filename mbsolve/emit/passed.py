@@ -26,6 +26,8 @@ REPLACES: Final[Mapping[str, str]] = {
     "enable_dualpipe_v": "its pipeline schedule is another one",
     "use_dualpipev": "its pipeline schedule is another one",
     "fp32": "everything is in 32 bits",
+    "lora_rank": "adapters alone are trained",
+    "lora_dim": "adapters alone are trained",
     "spec": "its layers are those of a program of its own",
 }
 # Verdict and price are near, but not of this.
@@ -46,7 +48,6 @@ MATTERS: Final[Mapping[str, str]] = {
     "defer_embedding_wgrad_compute": "deferred embedding gradients are not modelled",
     "moe_expert_capacity_factor": "no token is dropped here",
     "moe_pad_expert_input_to_capacity": "no token is dropped here",
-    "moe_expert_rank_capacity_factor": "no token is dropped here",
     "moe_paged_stash": "a paged stash of activations is not modelled",
     "cpu_offloading_weights": "activations alone are offloaded here",
     "activation_offload_fraction": "all activations of a module are offloaded here",

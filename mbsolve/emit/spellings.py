@@ -45,6 +45,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "use_distributed_optimizer": "distributed_optimizer",
     "gradient_accumulation_fusion": "grad_accumulation_fusion",
     "use_transformer_engine_op_fuser": "op_fuser",
+    "moe_expert_rank_capacity_factor": "expert_rank_capacity",
     "apply_rope_fusion": "rope_fusion",
     "fp8_param_gather": "fp8_param",
 }
@@ -61,7 +62,7 @@ AMOUNTS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...], str, float | None],
         ("cpu_offloading", "cpu_offload"),
         ("activation_offload_layers", "cpu_offloading_num_layers", "cpu_offload_layers"),
         "activation_offload_layers",
-        None,
+        1,
     ),
     (
         ("fine_grained_activation_offloading",),
@@ -112,6 +113,13 @@ PRECISIONS: Final[Mapping[str, str]] = {
     "fp8_current": "fp8_cs",
     "fp8_tensorwise": "fp8_cs",
     "fp8_blockwise": "fp8_block",
+    "bf16_mixed": "bf16",
+    "bfloat16": "bf16",
+    "bf16_with_fp8_delayed_scaling_mixed": "fp8_delayed",
+    "bf16_with_fp8_current_scaling_mixed": "fp8_cs",
+    "bf16_with_fp8_subchannel_scaling_mixed": "fp8_block",
+    "bf16_with_mxfp8_mixed": "mxfp8",
+    "bf16_with_nvfp4_mixed": "nvfp4",
 }
 # Named without the recipe; current scaling is what the stack's tables mean by it.
 LOOSE_PRECISIONS: Final[Mapping[str, str]] = {"fp8": "fp8_cs", "fp4": "nvfp4", "fp16": "bf16"}
@@ -151,6 +159,10 @@ ENTRY_NOTES: Final = frozenset(
         "quality",
         "expect",
         "filled_in_by_us",
+        "filled_in",
+        "right",
+        "further",
+        "wrong",
         "why",
         "error_text",
         "note",
@@ -159,6 +171,14 @@ ENTRY_NOTES: Final = frozenset(
         "title",
     ]
 )
+# Of an entry, for the sizes of the job.
+ENTRY_SPELLINGS: Final[Mapping[str, str]] = {
+    "world_size": "gpus",
+    "num_gpus": "gpus",
+    "seq_length": "seq_len",
+    "global_batch_size": "gbs",
+    "micro_batch_size": "mbs",
+}
 JOB_KEYS: Final = frozenset(
     [
         "model",
@@ -184,6 +204,72 @@ OUT_OF_SCOPE: Final[Mapping[str, str]] = {
 }
 
 
+# Options of launchers on which neither a law nor a price here depends.
+PASSED_OVER: Final = frozenset(
+    [
+        *("moe_grouped_gemm", "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff"),
+        *(
+            "moe_router_dtype",
+            "moe_router_fusion",
+            "moe_router_force_load_balancing",
+            "moe_router_topk_scaling_factor",
+        ),
+        *("moe_router_padding_for_fp8", "moe_router_padding_for_quantization", "moe_router_score_function"),
+        *("moe_router_enable_expert_bias", "moe_router_bias_update_rate", "moe_router_pre_softmax"),
+        *(
+            "moe_deepep_num_sms",
+            "moe_hybridep_num_sms",
+            "attention_backend",
+            "use_flash_attn",
+            "transformer_impl",
+        ),
+        *(
+            "attention_softmax_in_fp32",
+            "masked_softmax_fusion",
+            "bias_activation_fusion",
+            "bias_dropout_fusion",
+        ),
+        *(
+            "persist_layer_norm",
+            "deallocate_pipeline_outputs",
+            "overlap_p2p_comm",
+            "batch_p2p_comm",
+            "swiglu",
+        ),
+        *(
+            "use_mcore_models",
+            "bf16",
+            "finetune",
+            "no_save_optim",
+            "no_save_rng",
+            "padding_free",
+            "train_iters",
+        ),
+        *(
+            "lr",
+            "min_lr",
+            "lr_warmup_fraction",
+            "max_epochs",
+            "num_workers",
+            "dataset_num_proc",
+            "use_te_rng_tracker",
+        ),
+        *(
+            "te_rng_tracker",
+            "cuda_graph_warmup_steps",
+            "calculate_per_token_loss",
+            "cross_entropy_fusion_impl",
+        ),
+        *("check_for_nan_in_grad", "use_cpu_initialization", "overlap_cpu_optimizer_d2h_h2d", "seed", "env"),
+        *(
+            "pin_cpu_grads",
+            "pin_cpu_params",
+            "use_torch_optimizer_for_cpu_offload",
+            "save_interval",
+            "eval_interval",
+        ),
+    ]
+)
 # What changes which layers a stage holds, and is not modelled: such a job is not judged.
 SKIPPED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
@@ -191,7 +277,7 @@ SKIPPED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_i
 def known_spellings() -> tuple[str, ...]:
     """Every word that ``config`` may hold, for a proposal when one is misspelt."""
     switches = [name for names, amounts, *_ in AMOUNTS for name in (*names, *amounts)]
-    words = (*PLAN_FIELDS, *SETTING_FIELDS, *RENAMED, *switches, *OUT_OF_SCOPE)
+    words = (*PLAN_FIELDS, *SETTING_FIELDS, *RENAMED, *switches, *OUT_OF_SCOPE, *PASSED_OVER)
     return tuple(dict.fromkeys((*words, "recompute", "flex_backend", "moe_token_dispatcher_type", "gbs")))
 
 

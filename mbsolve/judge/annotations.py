@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from mbsolve.constraints.check import Finding, Verdict
+from mbsolve.constraints.check import Finding, Verdict, Violation
 from mbsolve.judge.cases import Case
+from mbsolve.judge.text import repairs_text
 
 __all__ = ["annotate"]
 
@@ -24,13 +25,19 @@ def annotate(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
     for case, verdict in zip(cases, verdicts, strict=True):
         name = case.name.removeprefix(f"{case.file}:") if jobs[case.file] > 1 else None
         for level, findings in (("error", verdict.violations), ("warning", verdict.warnings)):
-            lines += _lines(level, case.file, name, findings)
+            lines += _lines(level, case.file, name, [(one, _mends(verdict, one)) for one in findings])
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(level: str, file: str, job: str | None, findings: Iterable[Finding]) -> Iterator[str]:
-    for found in findings:
-        because = found.because if job is None else f"{job}: {found.because}"
+def _mends(verdict: Verdict, found: Finding) -> str:
+    """What would mend a broken law, in words; empty for a warning."""
+    repairs = found.repairs if isinstance(found, Violation) else ()
+    return f"; would {repairs_text(verdict, repairs)}" if repairs else ""
+
+
+def _lines(level: str, file: str, job: str | None, findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
+    for found, mends in findings:
+        because = f"{'' if job is None else f'{job}: '}{found.because}{mends}"
         place = f"file={_escaped(file, PROPERTY)},title={_escaped(found.rule, PROPERTY)}"
         yield f"::{level} {place}::{_escaped(because, TEXT)}"
 

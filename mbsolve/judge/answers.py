@@ -120,10 +120,16 @@ def read_many(paths: Sequence[str | Path], given: Given | None = None) -> list[C
 def verdict(case: Case, memory: bool = True) -> Verdict:
     """Whether a configuration is legal and fits; see `constraints.check.check`."""
     if case.skipped is not None:
-        return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *case.told))
+        ask = () if case.question is None else (f"run: {case.question}",)
+        return Verdict(id=case.name, legal=True, verdict="undecided", told=(case.skipped, *ask, *case.told))
     known = not case.unmodelled
     found = check(
-        case.job, case.plan, unknown=case.unknown, completed=case.completed, memory=memory and known
+        case.job,
+        case.plan,
+        unknown=case.unknown,
+        completed=case.completed,
+        memory=memory and known,
+        open_fields=case.open_fields,
     )
     if found.verdict == "feasible" and not known:
         found = found.model_copy(update={"verdict": "undecided"})

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.lighter import FORMATS, RECOMPUTE
 from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
@@ -24,6 +25,8 @@ __all__ = ["Case", "case_of", "read_cases"]
 PLACEHOLDER = 4096
 # No machine is larger; mends that ask for more GPUs would be without end.
 MOST = 100_000
+# Of the Bridge recipes of Qwen3 and DeepSeek-V3 with graphs of the whole iteration.
+RANK_CAPACITY = 1.5
 DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp")
 # A job is built with this model where its own is only known in part, then given its own.
 STAND_IN = "llama3-8b"
@@ -42,6 +45,8 @@ class Case:
     told : what was read loosely or ignored, in words.
     skipped : why there is nothing to judge; None when there is.
     unmodelled : options under which memory and time are another thing; the laws alone are judged.
+    open_fields : formats of state and recompute that nothing states, of `constraints.lighter.OPEN_FIELDS`.
+    demands : decisions that it states when it leaves the others to the solver; None when it leaves none.
     file : the file that it is from.
     """
 
@@ -53,7 +58,23 @@ class Case:
     told: tuple[str, ...] = ()
     skipped: str | None = None
     unmodelled: tuple[str, ...] = ()
+    open_fields: tuple[str, ...] = ()
+    demands: dict[str, Any] | None = None
     file: str = ""
+
+    @property
+    def question(self) -> str | None:
+        """The command that solves what is left free; None when nothing is."""
+        if self.demands is None:
+            return None
+        job = self.job
+        parts = ["mbsolve", f"--model {job.model.name}", f"--hardware {job.machine.name}"]
+        sizes = (("--gpus", "gpus"), ("--seq", "seq_len"), ("--gbs", "gbs"))
+        parts += [f"{flag} {getattr(job, name)}" for flag, name in sizes if name not in self.unknown]
+        parts += [f"--precision {job.precision}", f"--target {job.target}"]
+        parts += [f"--fix {name}={_said(value)}" for name, value in self.demands.items()]
+        changed = job.settings.model_dump(exclude_defaults=True)
+        return " ".join([*parts, *(f"--set {name}={_said(value)}" for name, value in changed.items())])
 
 
 def read_cases(path: str | Path, given: Given | None = None) -> list[Case]:
@@ -103,6 +124,7 @@ def _case(entry: Entry) -> Case:
         if value is None:
             completed[name] = default
     plan = Plan(**_plan_fields(entry, completed, _has_experts(model)))
+    settings = _settings(entry, plan, completed, _has_experts(model))
     for name in DEGREES:
         if getattr(plan, name) > MOST:
             raise InputError(f"{name} is {getattr(plan, name)}, but it must be at most {MOST}.")
@@ -116,7 +138,7 @@ def _case(entry: Entry) -> Case:
         block_gpus=sizes.get("block_gpus"),
         target=entry.target or "bridge",
         margin=entry.margin,
-        settings=entry.settings,
+        settings=settings,
     )
     # A format that the machine lacks is for a rule to say, not a reason to read no further.
     precision = _known_precision(entry.precision or "bf16")
@@ -136,7 +158,33 @@ def _case(entry: Entry) -> Case:
         told,
         skipped=entry.skipped,
         unmodelled=tuple(entry.unmodelled),
+        open_fields=_open_fields(entry),
+        demands=dict(entry.plan) if entry.free else None,
     )
+
+
+def _said(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, tuple):
+        return ",".join(str(one) for one in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _open_fields(entry: Entry) -> tuple[str, ...]:
+    """What a description of a job, or changes of a recipe that is not seen, leave open about memory.
+
+    In a launcher's own configuration what is absent is off. So it is in a job file that states some format of the state:
+    whoever writes that down describes the memory, and would say more.
+    """
+    whole = entry.form is not None and not entry.on_recipe
+    formats = (*FORMATS, "main_param_dtype")
+    if whole or any(name in entry.settings for name in formats):
+        return ()
+    closed = entry.plan.get("precision_aware_optimizer") is False
+    out = [name for name in FORMATS if not (closed and name == "moment_dtype")]
+    if not any(name.startswith("recompute") for name in entry.plan):
+        out.append(RECOMPUTE)
+    return tuple(out)
 
 
 def _known_precision(word: str) -> str:
@@ -212,6 +260,24 @@ def _plan_fields(entry: Entry, completed: dict[str, Any], experts: bool) -> dict
     if out.get("recompute_granularity") == "full" and entry.on_recipe:
         complete("recompute_method", "uniform")
         complete("recompute_num_layers", 1)
+    return out
+
+
+def _settings(entry: Entry, plan: Plan, completed: dict[str, Any], experts: bool) -> dict[str, Any]:
+    """The stated settings, and those without which a graph of the whole iteration cannot hold experts: as recipes do."""
+    out = dict(entry.settings)
+    described = entry.form is None or entry.on_recipe
+    whole = plan.cuda_graph_impl == "full_iteration" and plan.dispatcher == "hybridep"
+    if (
+        described
+        and experts
+        and whole
+        and entry.target != "megatron-lm"
+        and "expert_rank_capacity" not in out
+    ):
+        out["expert_rank_capacity"] = completed["expert_rank_capacity"] = RANK_CAPACITY
+        if "op_fuser" not in out:
+            out["op_fuser"] = completed["op_fuser"] = True
     return out
 
 

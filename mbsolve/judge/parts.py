@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mbsolve.cards import CardError
 from mbsolve.emit.spellings import DIMENSIONS, MODEL_NOTES
@@ -18,6 +19,9 @@ DEFAULT_MACHINE = "h100"
 # What a GPU is sold with, taken as GiB, is so much more than a process gets of it: up to this, the card's own figure holds.
 NOMINAL = 1.08
 GB, GIB = 10**9, 2**30
+MEMORY: Final = re.compile(r"(\d+)gi?b", re.IGNORECASE)
+# Parts of the name of a GPU that tell its board, its maker or its memory.
+SUFFIX: Final = re.compile(r"\d+gi?b|nvidia|sxm\d?|nvl\d*|hbm\d\w?|tensor|core|gpu", re.IGNORECASE)
 # More gigabytes or GPUs than this are a slip of the pen.
 MOST = 10**6
 # Dimensions that make a model of its own out of an unknown name.
@@ -39,13 +43,17 @@ def machine_of(raw: Any, completed: dict[str, Any]) -> Machine:
         one sentence.
     """
     try:
-        if raw is None or (isinstance(raw, Mapping) and raw.get("gpu") == "any"):
+        if raw in (None, "any") or (
+            isinstance(raw, Mapping) and raw.get("gpu") in (None, "any") and "gpu" in raw
+        ):
             completed["hardware"] = DEFAULT_MACHINE
             machine = load_machine(DEFAULT_MACHINE)
         elif isinstance(raw, str):
             machine = load_machine(raw)
         elif isinstance(raw, Mapping) and "gpu" in raw:
-            machine = load_machine(str(raw["gpu"]))
+            machine, memory = _named(str(raw["gpu"]))
+            if memory is not None and raw.get("hbm_gb") is None:
+                raw = {**raw, "hbm_gb": memory}
         elif isinstance(raw, Mapping):
             return parse_machine(raw, "hardware")
         else:
@@ -53,6 +61,19 @@ def machine_of(raw: Any, completed: dict[str, Any]) -> Machine:
         return _sized(machine, raw) if isinstance(raw, Mapping) else machine
     except CardError as error:
         raise InputError(str(error)) from error
+
+
+def _named(name: str) -> tuple[Machine, int | None]:
+    """The machine of a name as shops and reports write it, and the memory that the name states."""
+    try:
+        return load_machine(name), None
+    except CardError as error:
+        words = [word for word in re.split(r"[-_ ]+", name) if not SUFFIX.fullmatch(word)]
+        sizes = [int(found[1]) for word in re.split(r"[-_ ]+", name) if (found := MEMORY.fullmatch(word))]
+        try:
+            return load_machine("-".join(words)), sizes[0] if sizes else None
+        except CardError:
+            raise error from None
 
 
 def _sized(machine: Machine, raw: Mapping[str, Any]) -> Machine:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from mbsolve.constraints.check import Verdict
 from mbsolve.constraints.evaluate import fits
+from mbsolve.constraints.findings import Repair
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.report import words
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
-SHOWN_REPAIRS = 3
+SHOWN_REPAIRS = 4
 SHOWN_TERMS = 12
 
 
@@ -21,12 +22,29 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     lines = [wrap(f"{case.name}: {verdict.verdict}{_room(case, verdict)}", width)]
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
-        for repair in broken.repairs[:SHOWN_REPAIRS]:
-            lines.append(wrap(f"- {repair.text}", width, "    ", "      "))
+        if broken.repairs:
+            lines.append(wrap(f"would {repairs_text(verdict, broken.repairs)}", width, "    ", "      "))
+    if verdict.repair:
+        lines.append(wrap(f"all laws would {repairs_text(verdict, [verdict.repair])}", width, "  ", "    "))
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
     return "\n".join(lines + _changes(case, verdict, width) + _notes(verdict, width))
+
+
+def repairs_text(verdict: Verdict, repairs: Sequence[Repair]) -> str:
+    """After "would": "hold with ep=4; or without last_stage_layers", nearest first."""
+    texts = [repair.text for repair in _shown(repairs)]
+    first = texts[0] if texts[0].startswith("without") else f"with {texts[0]}"
+    return f"{'fit' if verdict.legal else 'hold'} {'; or '.join([first, *texts[1:]])}"
+
+
+def _shown(repairs: Sequence[Repair]) -> list[Repair]:
+    """A few repairs, nearest first: of those that change the same fields the nearest, then others as there is room."""
+    first = {frozenset(repair.set): repair for repair in reversed(repairs)}
+    near = [repair for repair in repairs if first[frozenset(repair.set)] is repair]
+    chosen = (near + [repair for repair in repairs if repair not in near])[:SHOWN_REPAIRS]
+    return [repair for repair in repairs if repair in chosen]
 
 
 def _room(case: Case, verdict: Verdict) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mbsolve.constraints.vocabulary import OFFLOAD_MODULES, RECOMPUTE_MODULES, Plan
@@ -61,6 +61,16 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"recompute": {"granularity": "selective", "modules": ["moe", "layernorm"]}},
     ),
     ({}, {"recompute": None}),
+    ({}, {"recompute": "none"}),
+    ({}, {"recompute": {"granularity": "none", "method": "none"}}),
+    ({"recompute_granularity": "selective"}, {"recompute": "selective"}),
+    (
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"recompute": "full"},
+    ),
+    ({"dispatcher": "deepep"}, {"dispatcher": "flex"}),
+    ({"activation_offload_layers": 1}, {"cpu_offloading": True}),
+    ({}, {"moe_grouped_gemm": True, "attention_backend": "flash", "moe_router_dtype": "fp32"}),
     ({"dispatcher": "deepep"}, {"dispatcher": "flex", "flex_backend": "deepep"}),
     (
         {"dispatcher": "hybridep"},
@@ -209,10 +219,8 @@ WRONG: list[tuple[object, tuple[str, ...]]] = [
     ({**BASE, "config": {"tp": 0}}, ("tp is 0",)),
     ({**BASE, "config": {"tp": [2]}}, ("tp is",)),
     ({**BASE, "config": {"tp": 2, "tensor_model_parallel_size": 4}}, ("tp is given twice", "2", "4")),
-    ({**BASE, "config": {"recompute": "full"}}, ("recompute is 'full'",)),
+    ({**BASE, "config": {"recompute": "fulll"}}, ("recompute is 'fulll'",)),
     ({**BASE, "config": {"recompute": {"granularty": "full"}}}, ("granularty", "granularity")),
-    ({**BASE, "config": {"dispatcher": "flex"}}, ("flex_backend",)),
-    ({**BASE, "config": {"cpu_offloading": True}}, ("cpu_offloading_num_layers",)),
     ({**BASE, "config": {"optimizer_cpu_offload": "yes"}}, ("optimizer_cpu_offload is 'yes'",)),
     ({**BASE, "config": 3}, ("config must be a mapping",)),
     ({**BASE, "config": {"grad_dtype": "fp8"}}, ("grad_dtype", "fp8")),
@@ -271,6 +279,8 @@ def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, plan: Plan, margin: float, grad: str
 ) -> None:
     """A job and a plan survive the way through a file, whatever the model and the machine are."""
+    # No law allows these without a rank capacity, which is completed then.
+    assume(plan.cuda_graph_impl != "full_iteration" or plan.dispatcher != "hybridep")
     for model in (load_model("qwen3-30b-a3b"), load_model("dsv3").model_copy(update={"num_layers": 9})):
         job = make_job(
             model=model,

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from mbsolve.constraints import docs
+from mbsolve.constraints.changes import applied
 from mbsolve.constraints.check import SPELLINGS, Violation, judged, violations, warnings
 from mbsolve.constraints.examples import bases, breaks, build_job, build_plan
 from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.placement import virtual_stages
 from mbsolve.constraints.rule import FACTS, Rule
 from mbsolve.constraints.rules import catalogue, useful
@@ -46,14 +48,12 @@ def test_a_law_is_broken_alone_and_its_repairs_mend_it(row: dict[str, Any]) -> N
         assert violation.because and "{" not in violation.because
         assert violation.source
         for repair in violation.repairs:
-            sizes = {name: value for name, value in repair.set.items() if name in ("gpus", "gbs")}
-            fields = {name: value for name, value in repair.set.items() if name not in sizes}
-            mended = broken(
-                build_job(row["base"], {**row.get("job", {}), **sizes}), plan.model_copy(update=fields)
-            )
+            mended = broken(*normalise(*applied(job, plan, repair.set))[:2])
             assert violation.because not in {v.because for v in mended}
-            assert violation.rule not in {v.rule for v in mended}, repair
-            assert repair.text.endswith(".")
+            left = {v.rule for v in mended}
+            assert violation.rule not in left, repair
+            assert left - {v.rule for v in found} == set(repair.breaks), repair
+            assert repair.text and not repair.text.endswith(".")
 
 
 def test_every_law_has_a_row() -> None:

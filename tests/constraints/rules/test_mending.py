@@ -1,0 +1,91 @@
+"""Repairs of plans made at random: what is offered mends, and says what else it would break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mbsolve.constraints.changes import applied, distance, said
+from mbsolve.constraints.check import broken_laws, judged
+from mbsolve.constraints.examples import bases, build_job, build_plan
+from mbsolve.constraints.mending import whole
+from mbsolve.constraints.normalise import normalise
+
+SIZES = st.sampled_from((1, 2, 3, 4, 6, 8, 16, 32))
+CHANGES: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("tp", "cp", "pp", "ep", "etp"), SIZES),
+    "vpp": st.sampled_from((1, 2, 3, 4, 5)),
+    "mbs": st.sampled_from((1, 2, 3)),
+    "sequence_parallel": st.booleans(),
+    "first_stage_layers": st.sampled_from((None, 1, 5, 12)),
+    "last_stage_layers": st.sampled_from((None, 1, 7, 10)),
+    "recompute_granularity": st.sampled_from((None, "full", "selective")),
+    "recompute_method": st.sampled_from((None, "uniform", "block")),
+    "recompute_num_layers": st.sampled_from((None, 1, 4)),
+    "recompute_modules": st.sampled_from(((), ("core_attn",), ("moe",), ("mla_up_proj", "layernorm"))),
+    "dispatcher": st.sampled_from(("allgather", "alltoall", "deepep", "hybridep")),
+    "ep_overlap": st.booleans(),
+    "delay_wgrad": st.booleans(),
+    "activation_offload_layers": st.sampled_from((0, 2)),
+    "fine_grained_offload_modules": st.sampled_from(((), ("attn_proj",), ("moe_act", "core_attn"))),
+    "cuda_graph_impl": st.sampled_from(("none", "local", "transformer_engine", "full_iteration")),
+    "cuda_graph_scope": st.sampled_from(((), ("attn",), ("mlp", "moe"), ("moe_preprocess",))),
+    "optimizer_offload_fraction": st.sampled_from((0.0, 0.5, 1.5)),
+}
+SOME = st.fixed_dictionaries({}, optional=CHANGES).map(lambda found: dict(list(found.items())[:4]))
+OF_JOB = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpus": st.sampled_from((8, 48, 64, 256)),
+        "gbs": st.sampled_from((64, 96, 1024)),
+        "seq_len": st.sampled_from((4096, 4112, 8192)),
+        "target": st.sampled_from(("bridge", "bridge-0.6", "megatron-lm")),
+    },
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(base=st.sampled_from(sorted(bases())), changes=SOME, of_job=OF_JOB)
+def test_a_repair_mends_its_law_and_names_every_other_that_it_breaks(
+    base: str, changes: dict[str, Any], of_job: dict[str, Any]
+) -> None:
+    job, plan, _ = normalise(build_job(base, of_job), build_plan(base, changes))
+    found, _ = judged(job, plan)
+    before = set(broken_laws(job, plan))
+    assert {v.rule for v in found} == before
+    for violation in found:
+        for repair in violation.repairs:
+            after = set(broken_laws(*normalise(*applied(job, plan, repair.set))[:2]))
+            assert violation.rule not in after
+            assert after - before == set(repair.breaks)
+            assert repair.text.startswith(said(job, plan, repair.set))
+
+
+def test_the_nearest_repair_comes_first() -> None:
+    job, plan = build_job("qwen", {}), build_plan("qwen", {"ep": 24})
+    for violation in judged(job, plan)[0]:
+        far = [distance(job, plan, repair.set) for repair in violation.repairs]
+        assert far == sorted(far)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(base=st.sampled_from(sorted(bases())), changes=SOME, of_job=OF_JOB)
+def test_a_whole_repair_leaves_no_law_broken(
+    base: str, changes: dict[str, Any], of_job: dict[str, Any]
+) -> None:
+    job, plan, _ = normalise(build_job(base, of_job), build_plan(base, changes))
+    found = whole(job, plan)
+    if broken_laws(job, plan) and found is not None:
+        assert broken_laws(*normalise(*applied(job, plan, found.set))[:2]) == ()
+    elif not broken_laws(job, plan):
+        assert found is None
+
+
+def test_many_laws_are_mended_at_once() -> None:
+    job, plan = build_job("qwen", {}), build_plan("qwen", {"ep": 24, "ep_overlap": True, "pp": 5})
+    assert len(broken_laws(job, plan)) > 2
+    found = whole(job, plan)
+    assert found is not None and found.text
+    assert broken_laws(*normalise(*applied(job, plan, found.set))[:2]) == ()
