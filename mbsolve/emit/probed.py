@@ -122,9 +122,12 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
 
 def _layers(row: Mapping[str, Any]) -> dict[str, Any]:
     """The kinds of layers of a hybrid model, where they are others than the model's own."""
-    if row.get("linear_attention_freq") is not None:
-        raise Unmodelled("gated delta net layers in another order than the model's own are not modelled")
-    pattern = row.get("layer_pattern")
+    linear, pattern = row.get("linear_attention_freq"), row.get("layer_pattern")
+    if linear is not None:
+        if not all(linear):
+            raise Unmodelled("gated delta net layers in another order than the model's own are not modelled")
+        # The last layer of a period has full attention.
+        return {"linear_attention_period": len(linear) + 1}
     return {} if pattern is None else {"layer_pattern": pattern}
 
 

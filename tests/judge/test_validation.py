@@ -220,7 +220,7 @@ def test_a_probe_says_which_launcher_set_its_optimizer() -> None:
     [
         ({"moment_dtype": "fp8"}, "moment_dtype fp8"),
         ({"store_param_remainders": False}, "masters"),
-        ({"linear_attention_freq": [1, 1]}, "order"),
+        ({"linear_attention_freq": [1, 0, 1]}, "order"),
         ({"activation_offload_fraction": 0.5}, "part of the activations"),
     ],
 )
