@@ -52,7 +52,9 @@ def _dummy(model: Model, part: str, tp: int, etp: int) -> float:
         )
     kinds = [k for k in (_layer_kind(model, "dense"), _layer_kind(model, "moe")) if k is not None]
     shapes = [set(layer_weight_shapes(model, k, tp, etp)) for k in kinds]
-    attention = set(layer_weight_shapes(model, kinds[0], tp, etp)[: 5 if model.mla else 2])
+    attention = (
+        set(layer_weight_shapes(model, kinds[0], tp, etp)[: 5 if model.mla else 2]) if kinds else set()
+    )
     if len(shapes) == 2:
         attention = shapes[0] & shapes[1]
     if part == "attention":

@@ -19,9 +19,20 @@ _LM = "NVIDIA/Megatron-LM"
 _SEEN = "; H200 one-rank training step, 2026-11-30"
 BUFFER = Source(_LM, "megatron/core/distributed/param_and_grad_buffer.py" + _SEEN)
 OPTIMIZER = Source(_LM, "megatron/core/optimizer/distrib_optimizer.py" + _SEEN)
+MASTER = Source(
+    _LM,
+    "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer_no_fp8_or_ds_fp8; "
+    "NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/mixed_precision.py: fp8_recipe" + _SEEN,
+)
 
-# Recipes under which the precision-aware optimizer keeps 2-byte remainders instead of fp32 masters.
-_REMAINDERS = ("bf16", "fp8_delayed")
+# Megatron-Core leaves fp32 masters to the precision-aware optimizer, which keeps 2-byte remainders of them, only
+# where the FP8 recipe handed to the optimizer is none or "delayed". Megatron-LM's default is "delayed"; Bridge's
+# precision settings say "tensorwise" also where nothing is quantised.
+_REMAINDERS = {
+    "megatron-lm": ("bf16", "fp8_delayed"),
+    "bridge": ("fp8_delayed",),
+    "bridge-0.6": ("fp8_delayed",),
+}
 
 
 def _per_block(
@@ -87,17 +98,25 @@ def _gradients(block: Block, values: Mapping[str, Any]) -> Value:
     return each * (np.asarray(found.dense, float) + found.expert)
 
 
+def _handed_over(values: Mapping[str, Any]) -> Value:
+    """Whether the precision-aware optimizer keeps the masters itself, and reads gradients of any format."""
+    job: Job = values["job"]
+    aware, share = flag(values["precision_aware_optimizer"]), np.asarray(values["optimizer_offload_fraction"])
+    always = job.settings.main_param_dtype != "fp32" or job.precision in _REMAINDERS[job.target]
+    return (aware > 0) & ((share > 0) | always)
+
+
 def _master_each(values: Mapping[str, Any]) -> Value:
     """Bytes of master weight for each shard element.
 
-    The precision-aware optimizer keeps 2 bytes (fp16 masters, or the remainder of the bf16 parameter) and
-    moves the offloaded fraction away; without it fp32 masters stay whatever is offloaded.
+    A precision-aware optimizer that keeps the masters holds 2 bytes (fp16 masters, or the remainder of the bf16
+    parameter) or moves the offloaded fraction away; otherwise they stay whole whatever is offloaded.
     """
     job: Job = values["job"]
-    aware, share = flag(values["precision_aware_optimizer"]), values["optimizer_offload_fraction"]
+    share = np.asarray(values["optimizer_offload_fraction"], float)
     plain = FP32 if job.settings.main_param_dtype == "fp32" else BF16
-    small = np.where(np.asarray(share) == 0, BF16 if job.precision in _REMAINDERS else plain, plain)
-    return np.where(aware > 0, small * (1.0 - np.asarray(share, float)), plain)
+    kept = np.where(share == 0, BF16, plain * (1.0 - share))
+    return np.where(_handed_over(values), kept, plain)
 
 
 def _moment_each(values: Mapping[str, Any]) -> Value:
@@ -107,7 +126,7 @@ def _moment_each(values: Mapping[str, Any]) -> Value:
 
 def _step_each(values: Mapping[str, Any]) -> Value:
     narrow = values["job"].settings.grad_dtype == "bf16"
-    return FP32 * float(narrow) * (1 - flag(values["precision_aware_optimizer"]))
+    return FP32 * float(narrow) * np.where(_handed_over(values), 0.0, 1.0)
 
 
 _PAO, _SHARE = "precision_aware_optimizer", "optimizer_offload_fraction"
@@ -122,10 +141,17 @@ COPIES = _per_block(
     blocks=tuple(b for b in BLOCKS if b.quantisable),
 )
 GRADIENTS = _per_block("gradients", "device_bytes", BUFFER, "Gradients", _gradients)
-MASTERS = per_shard("masters", "device_bytes", OPTIMIZER, "Master weights", _master_each, _PAO, _SHARE)
+MASTERS = per_shard("masters", "device_bytes", MASTER, "Master weights", _master_each, _PAO, _SHARE)
 MOMENTS = per_shard("moments", "device_bytes", OPTIMIZER, "Adam moments", _moment_each, _SHARE)
 STEP = per_shard(
-    "optimizer_step", "device_bytes", OPTIMIZER, "fp32 copies of bf16 gradients", _step_each, _PAO, step=True
+    "optimizer_step",
+    "device_bytes",
+    MASTER,
+    "fp32 copies of bf16 gradients",
+    _step_each,
+    _PAO,
+    _SHARE,
+    step=True,
 )
 
 

@@ -23,8 +23,15 @@ FP8: Final[Mapping[str, str]] = {
     "mxfp8": "mxfp8",
 }
 
-# The probed models balance their experts by force; only this one configured an auxiliary loss beside it.
-WITH_AUX_LOSS: Final = ("dsv3",)
+# What the job's settings can be, of the formats that a probe can have had.
+FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
+    "grad_dtype": ("fp32", "bf16"),
+    "main_param_dtype": ("fp32", "fp16"),
+    "moment_dtype": ("fp32", "bf16", "fp16"),
+}
+
+# The probed models balance their experts by force; only these configured an auxiliary loss beside it.
+WITH_AUX_LOSS: Final = ("dsv3", "nemotron_3_nano", "qwen3_next")
 
 
 def probe_row(row: Mapping[str, Any]) -> Measured:
@@ -46,7 +53,12 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
         out.reason = f"the run ended with {row['outcome']}"
         return out
     seconds = row.get("fwd_bwd_ms")
-    between, peak = row.get("between_steps_gib"), row.get("peak_allocated_gib")
+    # The memory pool of captured graphs is reserved for good, but allocated only while they are captured.
+    captured = row.get("cuda_graph_impl") is not None
+    between, peak = (
+        row.get("between_steps_gib"),
+        row.get("peak_reserved_gib" if captured else "peak_allocated_gib"),
+    )
     out.figures = Figures(
         step_seconds=None if seconds is None else seconds / 1e3,
         between_bytes=None if between is None else between * GIB - inherited,
@@ -72,12 +84,14 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             raise Unmodelled(f"the FP8 recipe {recipe} is not modelled")
         entry.precision = FP8[recipe]
         entry.settings["fp8_param"] = bool(fp8.get("fp8_param"))
+    _optimizer(row, entry)
     changes: dict[str, Any] = {"mtp_num_layers": row.get("mtp_layers") or 0}
     changes["aux_loss"] = str(row["model"]) in WITH_AUX_LOSS
     if row.get("num_layers_override") is not None:
         changes["num_layers"] = int(row["num_layers_override"])
     if row.get("dense_first_layers") is not None:
         changes["first_k_dense"] = int(row["dense_first_layers"])
+    changes |= _layers(row)
     entry.model = {"name": str(row["model"]), **changes}
     plan = {
         name: row.get(name)
@@ -85,8 +99,13 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             *("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "pipeline_layout"),
             *("recompute_granularity", "recompute_method", "recompute_num_layers"),
             *("activation_offload_layers", "optimizer_offload_fraction", "precision_aware_optimizer"),
+            "cuda_graph_impl",
         )
     }
+    if row.get("activation_offload_fraction") not in (None, 1.0):
+        raise Unmodelled("offloading a part of the activations of a module is not modelled")
+    for name in ("fine_grained_offload_modules", "cuda_graph_scope"):
+        plan[name] = tuple(row.get(name) or ())
     plan["recompute_modules"] = tuple(row.get("recompute_modules") or ())
     plan["sequence_parallel"] = (row.get("tp") or 1) > 1
     if plan["recompute_granularity"] != "selective":
@@ -99,3 +118,34 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         "gbs": int(row["num_microbatches"]) * dp * int(row.get("mbs") or 1),
     }
     return entry
+
+
+def _layers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The kinds of layers of a hybrid model, where they are others than the model's own."""
+    linear, pattern = row.get("linear_attention_freq"), row.get("layer_pattern")
+    if linear is not None:
+        if not all(linear):
+            raise Unmodelled("gated delta net layers in another order than the model's own are not modelled")
+        # The last layer of a period has full attention.
+        return {"linear_attention_period": len(linear) + 1}
+    return {} if pattern is None else {"layer_pattern": pattern}
+
+
+def _optimizer(row: Mapping[str, Any], entry: Entry) -> None:
+    """Formats of the optimizer's state, and who keeps its master weights.
+
+    A launcher hands its FP8 recipe to the optimizer also where nothing is quantised, and the precision-aware one
+    keeps masters after it; the probes set it as one of the two launchers does.
+    """
+    for name, known in FORMATS.items():
+        value = row.get(name)
+        if value is None:
+            continue
+        if value not in known:
+            raise Unmodelled(f"{name} {value} is not modelled")
+        entry.settings[name] = value
+    if row.get("store_param_remainders") is False:
+        raise Unmodelled("precision-aware masters that are kept whole are not modelled")
+    unsaid = row.get("optimizer_fp8_recipe") is None and not row.get("optimizer_offload_fraction")
+    if row.get("precision_aware_optimizer") and unsaid:
+        entry.target = "megatron-lm"

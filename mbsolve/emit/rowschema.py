@@ -109,9 +109,21 @@ class _Probe(_Row):
     pipeline_layout: str | None = None
     recompute_method: str | None = None
     precision_aware_optimizer: bool | None = None
+    optimizer_fp8_recipe: str | None = None
+    store_param_remainders: bool | None = None
+    grad_dtype: str | None = None
+    main_param_dtype: str | None = None
+    moment_dtype: str | None = None
+    layer_pattern: str | None = None
+    linear_attention_freq: list[int] | None = None
+    cuda_graph_impl: str | None = None
+    cuda_graph_scope: list[str] | None = None
+    fine_grained_offload_modules: list[str] | None = None
+    activation_offload_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     inherited_gib: float | None = None
     between_steps_gib: Amount = None
     peak_allocated_gib: Amount = None
+    peak_reserved_gib: Amount = None
     fwd_bwd_ms: Amount = None
 
 

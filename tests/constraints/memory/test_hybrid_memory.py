@@ -124,3 +124,26 @@ def test_published_peaks_are_met_from_below(
     chosen = Plan(ep=8, recompute_granularity="selective", dispatcher="hybridep", **plan)
     found = evaluate(job, chosen).worst_stage.peak_allocated_bytes / 2**30
     assert 0.86 < found / gib < 1.02
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full", "between", "peak"),
+    [("MMMM", False, 6.226, 12.016), ("M" * 8, False, 7.200, 14.699), ("MMMM", True, 6.226, 10.472)],
+)
+def test_a_stack_of_mamba_layers_alone_is_as_measured(
+    pattern: str, full: bool, between: float, peak: float
+) -> None:
+    """One rank of 16 on an H200, 2026-11-30; a table of rotary positions is counted that such a model has not."""
+    experts = ("num_experts", "moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size")
+    changes = {
+        "layer_pattern": pattern,
+        "num_layers": len(pattern),
+        "ffn_hidden_size": 1856,
+        "aux_loss": False,
+    }
+    model = load_model("nemotron-3-nano").model_copy(update=changes | dict.fromkeys(experts))
+    job = Job(model=model, machine=load_machine("h200"), gpus=16, seq_len=8192, gbs=32, gpus_per_node=8)
+    unit = Plan(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    stage = evaluate(job, unit if full else Plan()).stages[0]
+    assert stage.between_bytes / 2**30 == pytest.approx(between, abs=0.005)
+    assert stage.peak_allocated_bytes / 2**30 == pytest.approx(peak, abs=0.005)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbsolve.constraints.job import Job
+from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory import tensors
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory.constants import constant
@@ -229,6 +229,46 @@ def test_optimizer_offload_moves_state_to_the_host(held: Any) -> None:
     shard = 8030261248 / 8
     assert held(job, half, 0, "host_bytes").peak == pytest.approx(16 * 0.5 * shard)
     assert held(job, Plan(), 0).between - held(job, half, 0).between == pytest.approx(12 * 0.5 * shard)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "settings", "share", "each"),
+    [
+        # Bytes of a master and, with bf16 gradients, of the optimizer step's copy of a gradient.
+        ("megatron-lm", "bf16", {}, 0.0, 2),
+        ("megatron-lm", "fp8_delayed", {}, 0.0, 2),
+        ("megatron-lm", "fp8_cs", {}, 0.0, 4),
+        ("bridge", "bf16", {}, 0.0, 4),
+        ("bridge-0.6", "bf16", {}, 0.0, 4),
+        ("bridge", "fp8_delayed", {}, 0.0, 2),
+        ("bridge", "fp8_block", {}, 0.0, 4),
+        ("bridge", "bf16", {"main_param_dtype": "fp16"}, 0.0, 2),
+        ("bridge", "bf16", {}, 0.5, 2),
+        ("megatron-lm", "bf16", {"grad_dtype": "bf16"}, 0.0, 2),
+        ("bridge", "bf16", {"grad_dtype": "bf16"}, 0.0, 4 + 4),
+        ("bridge", "bf16", {"grad_dtype": "bf16"}, 0.5, 2),
+    ],
+)
+def test_who_keeps_the_masters_of_the_precision_aware_optimizer(
+    target: str, precision: str, settings: dict[str, str], share: float, each: float
+) -> None:
+    job = Job.model_validate(
+        {
+            "model": load_model("llama3-8b"),
+            "machine": load_machine("h200"),
+            "gpus": 8,
+            "seq_len": 8192,
+            "precision": precision,
+            "target": target,
+            "settings": settings,
+        }
+    )
+    plan = Plan(precision_aware_optimizer=True, optimizer_offload_fraction=share)
+    values = plan.values() | derive(job, plan.values())
+    kept = [t for t in MEMORY_TERMS if t.name in ("masters.head", "optimizer_step.head")]
+    assert (
+        sum(float(t.call(job.facts, values)) for t in kept) == each * (128256 + 1) * 4096 / 8
+    )  # the final norm is the head's
 
 
 def test_reserved_is_a_little_more_than_allocated() -> None:
