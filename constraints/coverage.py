@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 
-Class = Literal["rule", "warning", "normalised", "held", "out_of_scope", "open"]
+Class = Literal["rule", "warning", "normalised", "held", "out_of_scope"]
 
 CLASSES: Final[dict[Class, str]] = {
     "rule": "a rule here",
@@ -16,7 +16,6 @@ CLASSES: Final[dict[Class, str]] = {
     "normalised": "a change that is applied or told here",
     "held": "held by the domains, by the emission, or by another rule",
     "out_of_scope": "out of scope",
-    "open": "open: concerns a decision here, and is not judged",
 }
 FILE = Path(__file__).with_name("data") / "coverage.yaml"
 

@@ -116,6 +116,28 @@ def captured_experts_are_padded(cuda_graph_impl: str, graph_moe: bool, model: Mo
 
 
 @rule(
+    "cg-preprocess-dtoh",
+    because="router_padding reads token counts on the host before {dispatcher}, which graph scope moe_preprocess cannot "
+    "capture; drop one",
+    source=megatron(f"{CONFIG}:2850"),
+)
+def captured_preprocess_does_not_read_the_host(
+    cuda_graph_impl: str,
+    graph_moe_preprocess: bool,
+    graph_moe_router: bool,
+    dispatcher: str,
+    job: Job,
+    model: Model,
+) -> bool:
+    """With a padded routing map, graphs do not capture the preparation of an all-to-all dispatch."""
+    if not (job.settings.router_padding and model.is_moe and dispatcher == "alltoall"):
+        return True
+    # Local graphs capture both if either is asked for.
+    held = graph_moe_preprocess or (cuda_graph_impl == "local" and graph_moe_router)
+    return not (_per_layer(cuda_graph_impl) and held)
+
+
+@rule(
     "cg-whole-layer-moe",
     because="{cuda_graph_impl} graphs without a scope capture whole layers, and with them the experts of "
     "{model.title}, whose token counts change from step to step; name a scope, as attn and moe_router",

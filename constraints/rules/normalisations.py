@@ -61,6 +61,19 @@ def bridge_clears_tp_overlap(job: Job, tp: int, sequence_parallel: bool) -> bool
 
 
 @normalisation(
+    "rope-fusion-cleared-mlm",
+    field="rope_fusion",
+    because="its positions are not rotary of the plain kind (learnt: {model.learned_positions}, rotary: {model.rotary})",
+    source=megatron("megatron/training/arguments.py, validate_args (legacy RoPE arguments)"),
+    targets=MEGATRON_LM,
+)
+def megatron_clears_rope_fusion(job: Job, model: Model) -> bool:
+    """Megatron-LM fuses plain rotary positions only; latent attention counts as such."""
+    plain = model.learned_positions is None and (model.mla or model.rotary == "rope")
+    return job.settings.rope_fusion and plain
+
+
+@normalisation(
     "layout-vpp-filled",
     field="vpp",
     because="the layout has more stages than PP = {pp}; the overlap of pipeline transfers stays off unless VPP is "
@@ -207,6 +220,7 @@ NORMALISATIONS: tuple[Normalisation, ...] = (
     bridge_clears_sequence_parallel,
     megatron_clears_sequence_parallel,
     bridge_clears_tp_overlap,
+    megatron_clears_rope_fusion,
     layout_fills_vpp,
     layout_replaces_vpp,
     unknown_gpu_means_alltoall,

@@ -38,6 +38,8 @@ SPLIT_FIELDS: Final = {
     "first": "first_stage_layers",
     "last": "last_stage_layers",
     "layout": "pipeline_layout",
+    "embedding": "embedding_in_split",
+    "loss": "loss_in_split",
 }
 
 
@@ -87,6 +89,11 @@ def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
     pp, vpp, layers = values["pp"], values["vpp"], job.model.num_layers
     ends = [Split(last=n) for n in range(1, layers)] + [Split(first=n) for n in range(1, layers)]
     legal = [Split()] if layers % (pp * vpp) == 0 else []
+    legal += [
+        split
+        for split in (Split(embedding=True, loss=True), Split(embedding=True), Split(loss=True))
+        if pp > 1 and job.model.layer_pattern is None and (layers + split.counted) % (pp * vpp) == 0
+    ]
     for split in ends:
         case = {"pp": pp, "vpp": vpp, "split": split}
         laws = (first_stage_splits, last_stage_splits, middle_exists, middle_splits)
@@ -110,6 +117,7 @@ def _split_distance(now: Split, then: Split, share: float) -> tuple[int, int, fl
     """Order splits: by kind (which of first, last, layout are given), fields changed, layers moved at the ends."""
     pairs = ((now.first, then.first), (now.last, then.last))
     other = [(a is None) != (b is None) for a, b in (*pairs, (now.layout, then.layout))]
+    other.append((now.embedding, now.loss) != (then.embedding, then.loss))
     changed = sum(a != b for a, b in pairs)
     moved = sum(abs((a or share) - (b or share)) for a, b in pairs)
     return 4 * other[2] + any(other), changed, moved

@@ -65,6 +65,7 @@ OTHERS: Final = (
     "moe_aux_loss_coeff",
     "normalization",
     "position_embedding_type",
+    "rope_type",
     "max_position_embeddings",
     "padded_vocab_size",
     "window_size",
@@ -74,6 +75,8 @@ OTHERS: Final = (
     "hybrid_override_pattern",
 )
 ARCHITECTURE: Final = (*SAME, *MLA, *EXPERTS, *DELTA_NETS, *MAMBA, *OTHERS)
+
+ROTARY: Final = ("rope", "yarn", "none")
 
 RUN: Final = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
 MOST_LAYERS: Final = 10_000
@@ -122,6 +125,9 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         out["vocab_size"] = said["padded_vocab_size"]
     if said.get("position_embedding_type") == "learned_absolute" and said.get("max_position_embeddings"):
         out["learned_positions"] = said["max_position_embeddings"]
+    rotary = said.get("rope_type", "yarn" if whole else None) if mla else said.get("position_embedding_type")
+    if rotary in ROTARY:
+        out["rotary"] = rotary
     if said.get("softmax_type") == "learnable":
         out["attention_sink"] = True
     if whole:

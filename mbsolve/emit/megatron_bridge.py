@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from math import gcd
 from pathlib import Path
 from typing import Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.environment import environment
+from mbsolve.emit.environment import context_groups, environment
 from mbsolve.emit.files import OutputError, ensure_writable, write_all
 from mbsolve.emit.hybrid import marked_pattern
 from mbsolve.emit.jobwriter import job_file
@@ -116,8 +115,8 @@ def _parallelism(job: Job, plan: Plan) -> dict[str, Value]:
         "pipeline_model_parallel_layout": layout,
         "num_layers_in_first_pipeline_stage": plan.first_stage_layers,
         "num_layers_in_last_pipeline_stage": plan.last_stage_layers,
-        "account_for_embedding_in_pipeline_split": False,
-        "account_for_loss_in_pipeline_split": False,
+        "account_for_embedding_in_pipeline_split": plan.embedding_in_split,
+        "account_for_loss_in_pipeline_split": plan.loss_in_split,
         "cp_comm_type": job.settings.cp_comm_type,
     }
     if job.model.layer_pattern is not None:
@@ -125,8 +124,7 @@ def _parallelism(job: Job, plan: Plan) -> dict[str, Value]:
         marked = marked_pattern(job.model.layer_pattern, plan.pipeline_layout)
         out |= {"hybrid_layer_pattern": f'"{marked}"', "pipeline_model_parallel_layout": None}
     if job.settings.cp_comm_type == "a2a+p2p":
-        inner = gcd(plan.cp, max(1, job.gpus_per_node // plan.tp))
-        out["hierarchical_context_parallel_sizes"] = (str(inner), str(plan.cp // inner))
+        out["hierarchical_context_parallel_sizes"] = context_groups(job, plan)
     return out
 
 
@@ -148,6 +146,9 @@ def _experts(job: Job, plan: Plan) -> dict[str, Value]:
         "moe_flex_dispatcher_backend": plan.dispatcher if flex else None,
         "moe_shared_expert_overlap": job.settings.shared_expert_overlap and not (flex or plan.ep_overlap),
         "moe_permute_fusion": job.settings.permute_fusion,
+        # The second is the former name, which recipes set and which turns the first one on.
+        "moe_router_padding_for_quantization": job.settings.router_padding,
+        "moe_router_padding_for_fp8": job.settings.router_padding,
     }
     if plan.dispatcher == "deepep":
         # Its kernels take router probabilities in FP32 only.
@@ -161,6 +162,8 @@ def _kernels(job: Job) -> dict[str, Value]:
         "gradient_accumulation_fusion": job.settings.grad_accumulation_fusion,
         "apply_rope_fusion": job.settings.rope_fusion,
         "use_transformer_engine_op_fuser": job.settings.op_fuser,
+        "attention_dropout": job.settings.attention_dropout,
+        "hidden_dropout": job.settings.hidden_dropout,
     }
     if job.quantised:
         out["fp8_output_proj"] = job.settings.fp8_output_proj

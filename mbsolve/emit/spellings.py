@@ -30,6 +30,10 @@ RENAMED: Final[Mapping[str, str]] = {
     "layout": "pipeline_layout",
     "num_layers_in_first_pipeline_stage": "first_stage_layers",
     "num_layers_in_last_pipeline_stage": "last_stage_layers",
+    "account_for_embedding_in_pipeline_split": "embedding_in_split",
+    "account_for_loss_in_pipeline_split": "loss_in_split",
+    "moe_router_padding_for_quantization": "router_padding",
+    "moe_router_padding_for_fp8": "router_padding",
     "sp": "sequence_parallel",
     "overlap_moe_expert_parallel_comm": "ep_overlap",
     "delay_wgrad_compute": "delay_wgrad",
@@ -182,10 +186,6 @@ OUT_OF_SCOPE: Final[Mapping[str, str]] = {
     "cross_entropy_loss_fusion": "the fused loss is what is priced",
     "full_parameter_training": "all parameters are trained",
 }
-
-
-# What changes which layers a stage holds, and is not modelled: such a job is not judged.
-SKIPPED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 def known_spellings() -> tuple[str, ...]:

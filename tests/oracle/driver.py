@@ -4,10 +4,11 @@ A program of its own, because those packages live in an environment of their own
 
     python -m tests.oracle.driver < requests.jsonl > answers.jsonl
 
-A request is one JSON object a line, with the keys of `Request`. What it holds goes the way of a launch: a fresh
+A request is one JSON object a line, with the keys of `Request`. With ``flags`` it goes the way of Megatron-LM's
+``pretrain_gpt.py``: its parser, its checks, its configs (`tests.oracle.flags`). Else it goes that of Bridge: a fresh
 container with the architecture alone, Bridge's own parser for the KEY=VALUE arguments (or, ten times as fast, each
 field set by itself if the request is ``direct``), ``runtime_config_update``
-(which finalises and validates all configs), then what follows on a cluster and needs no GPU: the process grid, the
+(which finalises and validates all configs). Then, for both, what follows on a cluster and needs no GPU: the process grid, the
 layers of every pipeline rank, the micro-batches. An answer has ``error`` (null: nobody objects), the ``stage``
 that objected, ``where`` it did, and ``rewritten``, the arguments that the stack changed.
 """
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 from unittest import mock
 
+from tests.oracle.flags import Program
 from tests.oracle.hollow import ABSENT, KERNELS, NEED_TRITON, FusedAdam, Group, HollowFinder
 
 VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
@@ -49,6 +51,7 @@ class Request(TypedDict):
     environment: dict[str, str]
     overrides: list[str]
     direct: NotRequired[bool]
+    flags: NotRequired[list[str]]
 
 
 class Stack:
@@ -81,6 +84,7 @@ class Stack:
         vars(import_module("transformer_engine.pytorch.optimizers"))["FusedAdam"] = FusedAdam
         self._bridge()
         parser = import_module("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+        self._program: Program | None = None
         self.parsed = lru_cache(maxsize=None)(lambda text: parser.parse_override(text).value())
         vars(self.parallel)["create_group"] = lambda ranks=None, *_, **__: Group(ranks)
 
@@ -129,31 +133,48 @@ class Stack:
 
     def answer(self, request: Request) -> dict[str, Any]:
         """Who objects to a request, if anybody does."""
-        stage, state = "overrides", dict[str, Any]()
+        state = dict[str, Any](stage="overrides")
         try:
             with (
                 self._machine(request),
                 self._world(request["gpus"]),
                 contextlib.redirect_stdout(io.StringIO()),
             ):
-                config = self._applied(self.container(request), request)
-                config.model.seq_length = config.dataset.seq_length
-                stage = "config"
-                self.config.runtime_config_update(config)
-                state["rewritten"] = _rewritten(config, request["overrides"])
-                stage = "grid"
-                self._grid(config.model)
-                stage = "layers"
-                self._layers(config.model)
-                stage = "batch"
-                train = config.train
-                self.batches.ConstantNumMicroBatchesCalculator(
-                    train.global_batch_size, train.micro_batch_size, config.data_parallel_size, False, 0
-                )
+                judge = self._by_flags if "flags" in request else self._by_bridge
+                judge(request, state)
         except Exception as error:  # noqa: BLE001 - whatever they raise is the answer
             text = f"{type(error).__name__}: {error}".strip()
-            return {"error": text, "stage": stage, "where": _place(error), **state}
+            return {"error": text, "where": _place(error), **state}
+        del state["stage"]
         return {"error": None, **state}
+
+    def _by_bridge(self, request: Request, state: dict[str, Any]) -> None:
+        config = self._applied(self.container(request), request)
+        config.model.seq_length = config.dataset.seq_length
+        state["stage"] = "config"
+        self.config.runtime_config_update(config)
+        state["rewritten"] = _rewritten(config, request["overrides"])
+        pattern, train = getattr(config.model, "hybrid_layer_pattern", None), config.train
+        batch = (train.global_batch_size, train.micro_batch_size, config.data_parallel_size)
+        self._launched(config.model, pattern, batch, state)
+
+    def _by_flags(self, request: Request, state: dict[str, Any]) -> None:
+        self._program = self._program or Program()
+        state["stage"] = "config"
+        args, model, state["rewritten"] = self._program.configured(request["flags"])
+        batch = (args.global_batch_size, args.micro_batch_size, args.data_parallel_size)
+        self._launched(model, args.hybrid_layer_pattern, batch, state)
+
+    def _launched(
+        self, model: Any, pattern: str | None, batch: tuple[int, int, int], state: dict[str, Any]
+    ) -> None:
+        """What follows the configs and needs no GPU."""
+        state["stage"] = "grid"
+        self._grid(model)
+        state["stage"] = "layers"
+        self._layers(model, pattern)
+        state["stage"] = "batch"
+        self.batches.ConstantNumMicroBatchesCalculator(*batch, False, 0)
 
     def _applied(self, config: Any, request: Request) -> Any:
         if not request.get("direct"):
@@ -180,11 +201,10 @@ class Stack:
             create_gloo_process_groups=False,
         )
 
-    def _layers(self, model: Any) -> None:
+    def _layers(self, model: Any, pattern: str | None) -> None:
         ranks, chunks = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
         self.parallel.set_virtual_pipeline_model_parallel_world_size(chunks)
         self.parallel.set_pipeline_model_parallel_world_size(ranks)
-        pattern = getattr(model, "hybrid_layer_pattern", None)
         placed = 0
         for rank in range(ranks):
             # A layout is read for the rank that one is.

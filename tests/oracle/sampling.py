@@ -21,6 +21,10 @@ from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import Model, load_model
 
 
+JUDGED: Final = ("bridge-0.6", "megatron-lm")
+"""Targets of which the real validators are asked."""
+
+
 class Sample(NamedTuple):
     """One configuration."""
 
@@ -28,6 +32,7 @@ class Sample(NamedTuple):
     plan: Plan
 
 
+COUNTED: Final = {"embedding_in_split": True, "loss_in_split": True}
 # model, gpus, seq_len, gbs, plan
 BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
     ("dsv3", 256, 4096, 512, {"pp": 8, "ep": 32, "pipeline_layout": "Et*7|t*8|t*8|t*8|t*8|t*8|t*8|t*6mL"}),
@@ -64,6 +69,14 @@ BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
         64,
         {"pp": 4, "ep": 4, "pipeline_layout": "Et*16|t*12|t*12|t*12mmL"},
     ),
+    (
+        "qwen3-235b-a22b",
+        64,
+        4096,
+        256,
+        {"pp": 8, "vpp": 4, "ep": 8, **COUNTED},
+    ),
+    ("llama3.1-405b", 128, 8192, 128, {"tp": 8, "pp": 8, "sequence_parallel": True, **COUNTED}),
     ("gpt-oss-20b", 16, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
 )
 MACHINES: Final = ("a100", "h100", "h100", "h200", "h20", "b200", "b300", "gb200", "gb300")
@@ -100,6 +113,8 @@ VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_layout": LAYOUTS,
     "first_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 15, 16, 23),
     "last_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 17, 23),
+    "embedding_in_split": (False, True),
+    "loss_in_split": (False, True),
     "recompute_granularity": (None, "full", "selective", "half"),
     "recompute_method": (None, "uniform", "block", "some"),
     "recompute_num_layers": (None, 0, 1, 2, 100),
@@ -136,6 +151,7 @@ CARD: Final[Mapping[str, tuple[Any, ...]]] = {
     "tie_embeddings": (False, True),
     "num_query_groups": (2, 4, 8),
     "qkv_bias": (False, True),
+    "rotary": ("rope", "yarn"),
 }
 SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
@@ -157,9 +173,12 @@ SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
             "fp8_output_proj",
             "expandable_segments",
             "grad_accumulation_fusion",
+            "router_padding",
         )
     },
     "make_vocab_size_divisible_by": (1, 128),
+    "attention_dropout": (0.0, 0.1),
+    "hidden_dropout": (0.0, 0.1),
 }
 GRAPHED_OVERLAP: Final[Mapping[str, Any]] = {
     "ep_overlap": True,
@@ -184,6 +203,27 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
     {**GRAPHED_OVERLAP, "settings": {"grad_accumulation_fusion": False}},
     {**GRAPHED_OVERLAP, "linear_bias": True},
     {**GRAPHED_OVERLAP, "cuda_graph_scope": ("moe_router",), "settings": {"grad_accumulation_fusion": False}},
+    COUNTED,
+    {"settings": {"router_padding": True}, "precision": "fp8_cs"},
+    {
+        "settings": {"router_padding": True},
+        "precision": "fp8_cs",
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+    },
+    {
+        "settings": {"attention_dropout": 0.1, "hidden_dropout": 0.1},
+        "recompute_granularity": "selective",
+        "recompute_modules": ("core_attn",),
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": ("attn",),
+    },
+    {
+        "settings": {"hidden_dropout": 0.1},
+        "recompute_granularity": "selective",
+        "recompute_modules": ("mlp", "moe"),
+        "cuda_graph_impl": "full_iteration",
+    },
     {"fine_grained_offload_modules": ("core_attn", "attn_proj")},
     {"fine_grained_offload_modules": ("expert_fc1", "moe_act")},
     {"activation_offload_layers": 4, "pp": 1},
@@ -213,14 +253,14 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
-def samples(seed: int) -> Iterator[Sample]:
-    """Yield configurations without end, the same ones for the same seed."""
+def samples(seed: int, target: str = "bridge-0.6") -> Iterator[Sample]:
+    """Yield configurations without end, the same ones for the same seed, whatever their target."""
     random = Random(seed)
     while True:
-        yield sample(random)
+        yield sample(random, target)
 
 
-def sample(random: Random) -> Sample:
+def sample(random: Random, target: str = "bridge-0.6") -> Sample:
     """One configuration; a good share of them is legal."""
     model, gpus, seq_len, gbs, base = random.choice(BASES)
     job: dict[str, Any] = {
@@ -243,7 +283,7 @@ def sample(random: Random) -> Sample:
         Job(
             model=_changed(load_model(model), card),
             machine=machine,
-            target="bridge-0.6",
+            target=target,
             gpus_per_node=machine.gpus_per_node,
             settings=Settings(**settings),
             **job,
