@@ -100,7 +100,7 @@ def padded_routing_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bo
 @rule(
     "quant-padding-needs-fp8",
     because="router_padding pads for quantised products, but the precision is {job.precision}",
-    source=megatron(f"{CONFIG}:2649"),
+    source=megatron(f"{CONFIG}:2652"),
 )
 def padded_routing_is_for_quantised_products(job: Job, model: Model) -> bool:
     """A padded routing map needs an 8-bit or 4-bit precision."""

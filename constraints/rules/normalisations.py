@@ -80,9 +80,14 @@ def megatron_clears_rope_fusion(job: Job, model: Model) -> bool:
     "stated",
     source=megatron(f"{CONFIG}:2286"),
 )
-def layout_fills_vpp(vpp: int, pp: int, pipeline_layout: str | None, model: Model) -> int:
+def layout_fills_vpp(
+    vpp: int, pp: int, pipeline_layout: str | None, ep_overlap: bool, job: Job, model: Model
+) -> int:
     """A layout with several stages for each rank sets VPP when it is not stated."""
     if vpp != 1 or pipeline_layout is None or model.layer_pattern is not None:
+        return vpp
+    if ep_overlap and job.target in BRIDGE_TARGETS:
+        # Bridge looks whether EP overlap has its virtual stages before they are filled in.
         return vpp
     stages = stage_count(pipeline_layout)
     return stages // pp if stages % pp == 0 and pp > 1 else vpp
@@ -127,9 +132,9 @@ def unknown_gpu_means_alltoall(dispatcher: str, machine: Machine, model: Model) 
     source=bridge(f"{GATES}:55"),
     targets=BRIDGE_TARGETS,
 )
-def flex_clears_shared_overlap(dispatcher: str, job: Job, model: Model) -> bool:
-    """With DeepEP or HybridEP, Megatron-Bridge turns the overlap of shared experts off."""
-    flex = dispatcher in ("deepep", "hybridep") and has_shared_experts(model)
+def flex_clears_shared_overlap(dispatcher: str, ep_overlap: bool, job: Job, model: Model) -> bool:
+    """With DeepEP or HybridEP, Megatron-Bridge turns the overlap of shared experts off, but for EP overlap's check."""
+    flex = dispatcher in ("deepep", "hybridep") and has_shared_experts(model) and not ep_overlap
     return job.settings.shared_expert_overlap and not flex
 
 

@@ -56,6 +56,7 @@ DELTA_NETS: Final[Mapping[str, str]] = {
 MAMBA: Final[Mapping[str, str]] = {
     name: name for name in ("mamba_state_dim", "mamba_num_heads", "mamba_head_dim", "mamba_num_groups")
 }
+MAMBA_TAPS: Final = 4
 # Keys that are read together with others.
 OTHERS: Final = (
     "multi_latent_attention",
@@ -115,6 +116,9 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         if on or not whole:
             tables.append(table)
     out = {field: said[key] for table in tables for key, field in table.items() if key in said}
+    if whole and "mamba_num_heads" in out:
+        # The mixer has no option for it.
+        out["mamba_conv_kernel"] = MAMBA_TAPS
     if whole and mla:
         out["q_lora_rank"] = said.get("q_lora_rank")
     if "multi_latent_attention" in said or whole:
@@ -143,6 +147,8 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         if whole:
             out.pop("num_layers", None)
             out["num_layers"] = len(str(pattern).replace("|", "").partition("/")[0])
+            # The pattern decides, whatever else is said.
+            out["mtp_num_layers"] = len(blocks)
     return out
 
 

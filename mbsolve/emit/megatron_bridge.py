@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.environment import context_groups, environment
-from mbsolve.emit.files import OutputError, ensure_writable, write_all
+from mbsolve.emit.environment import context_groups
 from mbsolve.emit.hybrid import marked_pattern
-from mbsolve.emit.jobwriter import job_file
-from mbsolve.solver.outcome import Outcome
 
-__all__ = ["OutputError", "command", "ensure_writable", "environment", "overrides", "write"]
+__all__ = ["lines", "overrides"]
 
 Value = bool | int | float | str | tuple[str, ...] | None
 
@@ -76,7 +72,7 @@ def spell(value: Value) -> str:
     return str(value)
 
 
-def _lines(prefix: str, values: Mapping[str, Value]) -> list[str]:
+def _keys(prefix: str, values: Mapping[str, Value]) -> list[str]:
     return [f"{prefix}.{key}={spell(value)}" for key, value in values.items()]
 
 
@@ -90,14 +86,14 @@ def overrides(job: Job, plan: Plan) -> list[str]:
         f"train.micro_batch_size={plan.mbs}",
         f"train.global_batch_size={job.gbs}",
         f"dataset.seq_length={job.seq_len}",
-        *_lines("model", _parallelism(job, plan)),
-        *_lines("model", _recompute(plan)),
-        *(_lines("model", _experts(job, plan)) if job.model.is_moe else []),
-        *_lines("model", _kernels(job)),
+        *_keys("model", _parallelism(job, plan)),
+        *_keys("model", _recompute(plan)),
+        *(_keys("model", _experts(job, plan)) if job.model.is_moe else []),
+        *_keys("model", _kernels(job)),
         *_overlap(job, plan),
         *_precision(job),
         *_optimizer(job, plan),
-        *_lines("model", _offload(plan)),
+        *_keys("model", _offload(plan)),
         *_graphs(plan),
     ]
 
@@ -184,7 +180,7 @@ def _overlap(job: Job, plan: Plan) -> list[str]:
         "comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
         + ",".join(f"{key}:{'false' if key == 'tp_comm_overlap' else 'null'}" for key in values)
         + "}",
-        *_lines("comm_overlap", values),
+        *_keys("comm_overlap", values),
     ]
 
 
@@ -213,7 +209,7 @@ def _precision(job: Job) -> list[str]:
     }
     body = ",".join(f"{key}:{value}" for key, value in whole.items())
     target = "_target_:megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-    return [*lines, f"mixed_precision={{{target},{body}}}", *_lines("mixed_precision", changes)]
+    return [*lines, f"mixed_precision={{{target},{body}}}", *_keys("mixed_precision", changes)]
 
 
 def _optimizer(job: Job, plan: Plan) -> list[str]:
@@ -221,7 +217,7 @@ def _optimizer(job: Job, plan: Plan) -> list[str]:
     distributed = job.settings.distributed_optimizer
     return [
         f"ddp.use_distributed_optimizer={spell(distributed)}",
-        *_lines(
+        *_keys(
             "optimizer",
             {
                 "use_distributed_optimizer": distributed,
@@ -251,7 +247,7 @@ def _offload(plan: Plan) -> dict[str, Value]:
 
 
 def _graphs(plan: Plan) -> list[str]:
-    lines = _lines(
+    lines = _keys(
         "model",
         {"cuda_graph_impl": plan.cuda_graph_impl, "cuda_graph_modules": plan.cuda_graph_scope},
     )
@@ -263,35 +259,7 @@ def _graphs(plan: Plan) -> list[str]:
     return lines
 
 
-def command(job: Job, plan: Plan) -> list[str]:
-    """The lines that a person pastes into a shell: the environment, then the launch."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items()]
-    launch = ["torchrun ... scripts/training/run_recipe.py --recipe RECIPE"]
-    arguments = [f"  {shlex.quote(text)}" for text in overrides(job, plan)]
-    lines = launch + arguments
-    return exports + [f"{line} \\" for line in lines[:-1]] + lines[-1:]
-
-
-def write(job: Job, outcome: Outcome, directory: str | Path, report: str = "") -> None:
-    """Write the answer into a directory: all files, or none.
-
-    ``outcome.json`` always, ``report.txt`` when a report is given; with a plan also ``plan.json``, ``job.yaml`` (a job
-    file for `mbsolve check` and the like), ``overrides.txt`` (one KEY=VALUE a line, not quoted for a shell) and
-    ``env.sh``.
-
-    Raises
-    ------
-    OutputError
-        If the directory cannot be written.
-    """
-    files = {"outcome.json": outcome.model_dump_json(indent=2) + "\n"}
-    if report:
-        files["report.txt"] = report
-    if outcome.best:
-        plan = outcome.best.plan
-        exports = (f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items())
-        files["plan.json"] = plan.model_dump_json(indent=2) + "\n"
-        files["job.yaml"] = job_file(job, plan)
-        files["overrides.txt"] = "".join(f"{text}\n" for text in overrides(job, plan))
-        files["env.sh"] = "".join(f"{text}\n" for text in exports)
-    write_all(directory, files)
+def lines(job: Job, plan: Plan) -> tuple[str, list[str]]:
+    """The call of the launcher, and its arguments quoted for a shell, one line each."""
+    call = "torchrun ... scripts/training/run_recipe.py --recipe RECIPE"
+    return call, [shlex.quote(text) for text in overrides(job, plan)]

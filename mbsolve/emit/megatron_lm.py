@@ -8,11 +8,11 @@ from typing import Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.environment import context_groups, environment
+from mbsolve.emit.environment import context_groups
 from mbsolve.emit.megatron_model import architecture, program
 from mbsolve.emit.words import Value, Words, lines_of, put
 
-__all__ = ["command", "flags"]
+__all__ = ["flags", "lines"]
 
 FLEX_BACKENDS: Final = ("deepep", "hybridep")
 # What the flags of a number format are, beside --bf16.
@@ -62,8 +62,8 @@ def _parallelism(out: Words, job: Job, plan: Plan, hybrid: bool) -> None:
     put(out, "--tensor-model-parallel-size", plan.tp)
     put(out, "--sequence-parallel", plan.sequence_parallel)
     put(out, "--pipeline-model-parallel-size", plan.pp)
-    # A layout, and the marks of a pattern, say the virtual stages; the program takes one source only.
-    stated = plan.pipeline_layout is None and not hybrid and plan.vpp > 1
+    # A layout, also as marks of a pattern, says the virtual stages; the program takes one source only.
+    stated = plan.pipeline_layout is None and plan.vpp > 1
     put(out, "--num-virtual-stages-per-pipeline-rank", plan.vpp if stated else None)
     put(out, "--pipeline-model-parallel-layout", None if hybrid else plan.pipeline_layout)
     put(out, "--decoder-first-pipeline-num-layers", plan.first_stage_layers)
@@ -150,10 +150,7 @@ def _graphs(out: Words, plan: Plan) -> None:
     put(out, "--no-check-for-nan-in-loss-and-grad", plan.cuda_graph_impl == "full_iteration")
 
 
-def command(job: Job, plan: Plan) -> list[str]:
-    """The lines that a person pastes into a shell: the environment, then the launch."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items()]
-    launch = [f"torchrun ... {program(job.model)} DATA_TOKENIZER_AND_SCHEDULE"]
-    arguments = [f"  {shlex.join(line)}" for line in lines_of(flags(job, plan))]
-    lines = launch + arguments
-    return exports + [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+def lines(job: Job, plan: Plan) -> tuple[str, list[str]]:
+    """The call of the program, and its flags quoted for a shell, one line each."""
+    call = f"torchrun ... {program(job.model)} DATA_TOKENIZER_AND_SCHEDULE"
+    return call, [shlex.join(line) for line in lines_of(flags(job, plan))]

@@ -136,5 +136,5 @@ def matter(key: str, value: Any) -> bool:
     if key not in REPLACES and key not in MATTERS:
         return False
     if isinstance(value, list | dict | str):
-        return bool(value) and value not in HARMLESS
+        return bool(value) and value not in HARMLESS and value != NEUTRAL.get(key)
     return value not in HARMLESS and value != NEUTRAL.get(key, HARMLESS)

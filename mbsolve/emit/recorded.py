@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mbsolve.emit.spellings import DTYPES
 
-__all__ = ["recorded_settings"]
+__all__ = ["counts_ends", "recorded_settings"]
 
 # Tuned throughput runs, by tier, by stack, or because the row tells its TFLOP/s: their recipes reduce gradients in BF16
 # (226 of the 231 pretraining rows that record it).
@@ -21,6 +21,9 @@ WIDE_GRADIENTS: Final = (
     "grad_accum_fp32",
     "accumulate_allreduce_grads_in_fp32",
 )
+# Models whose pretraining recipes, in Megatron-Bridge and in NeMo 2, count the embedding and the loss as layers of the
+# split, wherever they name no layout.
+COUNTED_ENDS: Final = ("Llama-3.1-405B", "Qwen3-235B-A22B")
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "tp_comm_overlap": ("tp_comm_overlap",),
     "overlap_grad_reduce": ("ddp_overlap_grad_reduce", "overlap_grad_reduce"),
@@ -34,6 +37,12 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "grad_accumulation_fusion": ("gradient_accumulation_fusion",),
     "expandable_segments": ("expandable_segments",),
 }
+
+
+def counts_ends(row: Mapping[str, Any]) -> bool:
+    """Whether a row's recipe counts the embedding and the loss as layers; no row says it."""
+    plain = row.get("pp_layout") is None and (row.get("pp") or 1) > 1
+    return plain and row.get("task") == "pretrain" and str(row["model"]).startswith(COUNTED_ENDS)
 
 
 def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:

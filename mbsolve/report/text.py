@@ -35,7 +35,7 @@ def render(
     ----------
     width : columns, 80 or more for the table to stay whole.
     reasons : sentences on why the best plan is as it is (`report.why.reasons`).
-    run : lines that launch the best plan (`emit.megatron_bridge.command`); printed as they are.
+    run : lines that launch the best plan (`emit.launch.command`); printed as they are.
     """
     parts = ["\n".join(_headline(job, outcome, width))]
     best = outcome.best

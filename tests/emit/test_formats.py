@@ -179,7 +179,6 @@ def test_options_fill_and_contradict(tmp_path: Path) -> None:
         ("optimizer.optimizer=muon", "optimizer", False),
         ("optimizer.exp_avg_dtype=fp8 optimizer.exp_avg_sq_dtype=fp8", "exp_avg_dtype", False),
         ("model.num_moe_experts=8 model.moe_layer_freq=2", "moe_layer_freq", False),
-        ("model.account_for_loss_in_pipeline_split=true", "account_for_loss_in_pipeline_split", False),
         ("dataset.enable_in_batch_packing=true", "enable_in_batch_packing", True),
         ("model.moe_expert_capacity_factor=1.0", "moe_expert_capacity_factor", True),
         ("train.rampup_batch_size=[16,16,100]", "rampup_batch_size", True),

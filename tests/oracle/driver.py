@@ -10,7 +10,8 @@ container with the architecture alone, Bridge's own parser for the KEY=VALUE arg
 field set by itself if the request is ``direct``), ``runtime_config_update``
 (which finalises and validates all configs). Then, for both, what follows on a cluster and needs no GPU: the process grid, the
 layers of every pipeline rank, the micro-batches. An answer has ``error`` (null: nobody objects), the ``stage``
-that objected, ``where`` it did, and ``rewritten``, the arguments that the stack changed.
+that objected, ``where`` it did, ``rewritten``, the arguments that the stack changed, and ``layers``, how many there are
+in every virtual stage.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Stack:
         state["stage"] = "grid"
         self._grid(model)
         state["stage"] = "layers"
-        self._layers(model, pattern)
+        state["layers"] = self._layers(model, pattern)
         state["stage"] = "batch"
         self.batches.ConstantNumMicroBatchesCalculator(*batch, False, 0)
 
@@ -201,21 +202,24 @@ class Stack:
             create_gloo_process_groups=False,
         )
 
-    def _layers(self, model: Any, pattern: str | None) -> None:
+    def _layers(self, model: Any, pattern: str | None) -> list[int]:
+        """Layers of every virtual stage, in the order of the model."""
         ranks, chunks = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
         self.parallel.set_virtual_pipeline_model_parallel_world_size(chunks)
         self.parallel.set_pipeline_model_parallel_world_size(ranks)
-        placed = 0
+        placed = [0] * (ranks * (chunks or 1))
         for rank in range(ranks):
             # A layout is read for the rank that one is.
             self.parallel.set_pipeline_model_parallel_rank(rank)
             for chunk in range(chunks) if chunks else (None,):
                 if pattern is None:
-                    placed += self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+                    here = self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
                 else:
-                    placed += self._segment(model, pattern, rank, chunk)
-        if placed != model.num_layers:
-            raise ValueError(f"{placed} layers are placed, the model has {model.num_layers}")
+                    here = self._segment(model, pattern, rank, chunk)
+                placed[(chunk or 0) * ranks + rank] = here
+        if sum(placed) != model.num_layers:
+            raise ValueError(f"{sum(placed)} layers are placed, the model has {model.num_layers}")
+        return placed
 
     def _segment(self, model: Any, pattern: str, rank: int, chunk: int | None) -> int:
         """Layers of a pattern in one virtual stage."""

@@ -38,6 +38,13 @@ TOLD: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"sequence_parallel": False},
         {"tp_comm_overlap": False},
     ),
+    (
+        "rope-fusion-cleared-mlm",
+        "llama",
+        {**LM, "model": {"rotary": "yarn"}, "settings": {"rope_fusion": True}},
+        {},
+        {"rope_fusion": False},
+    ),
     ("layout-vpp-filled", "llama", {}, {"vpp": 1, "pipeline_layout": UNEVEN}, {"vpp": 2}),
     ("layout-vpp-filled", "llama", LM, {"vpp": 1, "pipeline_layout": UNEVEN}, {"vpp": 2}),
     (
