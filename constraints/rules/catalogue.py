@@ -185,6 +185,7 @@ RULES: tuple[Rule, ...] = (
     graphs.overlap_needs_a_scope,
     graphs.captured_wgrad_is_fused,
     dropout.captured_attention_is_not_replayed_with_dropout,
-    dropout.captured_ffn_is_not_replayed_with_dropout,
+    dropout.captured_mlp_is_not_replayed_with_dropout,
+    dropout.captured_experts_are_not_replayed_with_dropout,
     dropout.masks_are_not_priced,
 )
