@@ -249,7 +249,7 @@ def warnings(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> tuple[Fi
 
 
 def _laws(job: Job, kind: Kind) -> Iterator[Rule]:
-    return (rule for rule in RULES if rule.kind == kind and (not rule.targets or job.target in rule.targets))
+    return (rule for rule in RULES if rule.kind == kind and rule.holds_for(job.target))
 
 
 def _broken(job: Job, plan: Plan, kind: Kind, unknown: Collection[str]) -> Iterator[tuple[Rule, str | None]]:

@@ -142,7 +142,7 @@ def captured_preprocess_does_not_read_the_host(
     because="{cuda_graph_impl} graphs without a scope capture whole layers, and with them the experts of "
     "{model.title}, whose token counts change from step to step; name a scope, as attn and moe_router",
     source=megatron("megatron/core/transformer/cuda_graph_config.py, validate_moe_cuda_graph_support"),
-    targets=("bridge", "megatron-lm"),
+    since="mcore 0.20",
 )
 def whole_layers_hold_no_experts(
     cuda_graph_impl: str,
@@ -227,8 +227,9 @@ def captured_wgrad_is_fused(
     model: Model,
 ) -> bool:
     """Delayed weight gradients inside a graph need fused accumulation and, in attention, no biases."""
-    # The stack looks at the scopes alone, before it clears those that no graphs go with.
-    if not delay_wgrad:
+    # The stack looks at the scopes alone, before it clears those that no graphs go with; Megatron-LM only where
+    # gradients are reduced meanwhile.
+    if not delay_wgrad or (job.target == "megatron-lm" and not job.settings.overlap_grad_reduce):
         return True
     shared = graph_moe_router and has_shared_experts(model) and not job.settings.shared_expert_overlap
     fused = job.settings.grad_accumulation_fusion

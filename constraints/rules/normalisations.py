@@ -132,9 +132,15 @@ def unknown_gpu_means_alltoall(dispatcher: str, machine: Machine, model: Model) 
     source=bridge(f"{GATES}:55"),
     targets=BRIDGE_TARGETS,
 )
-def flex_clears_shared_overlap(dispatcher: str, ep_overlap: bool, job: Job, model: Model) -> bool:
-    """With DeepEP or HybridEP, Megatron-Bridge turns the overlap of shared experts off, but for EP overlap's check."""
-    flex = dispatcher in ("deepep", "hybridep") and has_shared_experts(model) and not ep_overlap
+def flex_clears_shared_overlap(
+    dispatcher: str, ep_overlap: bool, recompute_shared_experts: bool, job: Job, model: Model
+) -> bool:
+    """With DeepEP or HybridEP, recipes of Megatron-Bridge turn the overlap of shared experts off.
+
+    An override would turn it on again, so that it is not cleared where a law refuses it.
+    """
+    flex = dispatcher in ("deepep", "hybridep") and has_shared_experts(model)
+    flex = flex and not (ep_overlap or recompute_shared_experts)
     return job.settings.shared_expert_overlap and not flex
 
 
@@ -174,6 +180,7 @@ def no_graphs_have_no_scope(cuda_graph_impl: str, cuda_graph_scope: tuple[str, .
     because="full_iteration in the scope turns graphs of the whole iteration on, though the implementation is "
     "{cuda_graph_impl}",
     source=megatron("megatron/core/transformer/cuda_graph_config.py:109"),
+    since="mcore 0.19",
     targets=MEGATRON_LM,
     refused_by=("cg-modules-values",),
 )
@@ -187,6 +194,7 @@ def whole_scope_turns_graphs_on(cuda_graph_impl: str, cuda_graph_scope: tuple[st
     field="cuda_graph_impl",
     because="full_iteration in the scope is the former spelling of the implementation",
     source=megatron("megatron/core/transformer/cuda_graph_config.py:109"),
+    since="mcore 0.19",
 )
 def whole_scope_is_an_implementation(cuda_graph_impl: str, cuda_graph_scope: tuple[str, ...]) -> str:
     """Local graphs of scope full_iteration are full-iteration graphs."""
@@ -198,6 +206,7 @@ def whole_scope_is_an_implementation(cuda_graph_impl: str, cuda_graph_scope: tup
     field="cuda_graph_scope",
     because="full_iteration is no scope but an implementation",
     source=megatron(f"{CONFIG}:2765"),
+    since="mcore 0.19",
 )
 def whole_scope_is_dropped(cuda_graph_impl: str, cuda_graph_scope: tuple[str, ...]) -> tuple[str, ...]:
     """Full-iteration graphs lose the scope of that name."""

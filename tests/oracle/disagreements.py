@@ -52,7 +52,7 @@ def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
     if error is None:
         return _accepted(broken, _unchecked(sample.job))
     said = quoted(answer)
-    laws = expected(error)
+    laws = expected(f"{error} {answer['where']}")
     if laws is None:
         beyond = any(entry["says"] in error for entry in known()["beyond"])
         if beyond:
@@ -67,7 +67,7 @@ def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
 
 
 def expected(error: str) -> Sequence[str] | None:
-    """The laws, of which one is broken where the packages say this; None: not known."""
+    """The laws, of which one is broken where the packages say this (there); None: not known."""
     words = " ".join(error.split())
     for entry in known()["reasons"]:
         if entry["says"] in words:
