@@ -93,7 +93,11 @@ def _experts(out: Words, job: Job, plan: Plan) -> None:
     put(out, "--moe-flex-dispatcher-backend", plan.dispatcher if flex else None)
     # Its kernels take router probabilities in FP32 only.
     put(out, "--moe-router-dtype", "fp32" if plan.dispatcher == "deepep" else None)
-    put(out, "--moe-shared-expert-overlap", job.settings.shared_expert_overlap and not (flex or plan.ep_overlap))
+    put(
+        out,
+        "--moe-shared-expert-overlap",
+        job.settings.shared_expert_overlap and not (flex or plan.ep_overlap),
+    )
     put(out, "--moe-permute-fusion", job.settings.permute_fusion)
     # The validators look at the former name too, which turns the other one on.
     put(out, "--moe-router-padding-for-quantization", job.settings.router_padding)

@@ -150,7 +150,9 @@ def layout(plan: Plan) -> str:
         for end, count in (("first", plan.first_stage_layers), ("last", plan.last_stage_layers))
         if count
     ]
-    counted = [name for name, on in (("embedding", plan.embedding_in_split), ("loss", plan.loss_in_split)) if on]
+    counted = [
+        name for name, on in (("embedding", plan.embedding_in_split), ("loss", plan.loss_in_split)) if on
+    ]
     if counted:
         return f"even, {' and '.join(counted)} counted as {'layers' if len(counted) > 1 else 'a layer'}"
     return ", ".join([*ends, "the rest even"]) if ends else "even"

@@ -82,9 +82,7 @@ def test_any_flags(job: Job, plan: Plan, tmp_path_factory: pytest.TempPathFactor
 @settings(max_examples=50, deadline=None)
 @given(job=jobs("dsv3", "megatron-lm"), plan=PLANS)
 def test_any_command_line(job: Job, plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
-    case = read(
-        Path(tmp_path_factory.getbasetemp()) / "run.sh", "\n".join(command(job, plan)), given_of(job)
-    )
+    case = read(Path(tmp_path_factory.getbasetemp()) / "run.sh", "\n".join(command(job, plan)), given_of(job))
     expandable = job.settings.expandable_segments
     assert case.job.settings.expandable_segments == expandable
     same(case, job, plan)

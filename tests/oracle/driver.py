@@ -27,15 +27,15 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 from unittest import mock
 
 from tests.oracle.flags import Program
 from tests.oracle.hollow import ABSENT, KERNELS, NEED_TRITON, FusedAdam, Group, HollowFinder
+from tests.oracle.values import built, place, rewritten
 
 VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
 TRANSFORMER_ENGINE = "2.14.0"
@@ -145,7 +145,7 @@ class Stack:
                 judge(request, state)
         except Exception as error:  # noqa: BLE001 - whatever they raise is the answer
             text = f"{type(error).__name__}: {error}".strip()
-            return {"error": text, "where": _place(error), **state}
+            return {"error": text, "where": place(error), **state}
         del state["stage"]
         return {"error": None, **state}
 
@@ -154,7 +154,7 @@ class Stack:
         config.model.seq_length = config.dataset.seq_length
         state["stage"] = "config"
         self.config.runtime_config_update(config)
-        state["rewritten"] = _rewritten(config, request["overrides"])
+        state["rewritten"] = rewritten(config, request["overrides"])
         pattern, train = getattr(config.model, "hybrid_layer_pattern", None), config.train
         batch = (train.global_batch_size, train.micro_batch_size, config.data_parallel_size)
         self._launched(config.model, pattern, batch, state)
@@ -162,7 +162,7 @@ class Stack:
     def _by_flags(self, request: Request, state: dict[str, Any]) -> None:
         self._program = self._program or Program()
         state["stage"] = "config"
-        args, model, state["rewritten"] = self._program.configured(request["flags"])
+        args, model, state["rewritten"] = self._program.configured(request.get("flags", []))
         batch = (args.global_batch_size, args.micro_batch_size, args.data_parallel_size)
         self._launched(model, args.hybrid_layer_pattern, batch, state)
 
@@ -184,7 +184,7 @@ class Stack:
             owner, (*path, last) = config, text.partition("=")[0].split(".")
             for name in path:
                 owner = getattr(owner, name)
-            value = _built(self.parsed(text))
+            value = built(self.parsed(text))
             if isinstance(getattr(owner, last), self.torch.dtype):
                 value = getattr(self.torch, DTYPES[value])
             setattr(owner, last, value)
@@ -271,50 +271,6 @@ class Stack:
             with contextlib.suppress(Exception):
                 self.parallel.destroy_model_parallel()
             distributed.destroy_process_group()
-
-
-def _built(value: Any) -> Any:
-    """A parsed value; what has a target is made of it, as Bridge's parser does."""
-    if not isinstance(value, dict):
-        return [*value] if isinstance(value, list) else value
-    module, _, name = value["_target_"].rpartition(".")
-    made = getattr(import_module(module), name)
-    fields = {key: _built(field) for key, field in value.items() if key[0] != "_"}
-    return made if value.get("_call_") is False else made(**fields)
-
-
-def _place(error: BaseException) -> str:
-    """File and line of the innermost frame."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    file = Path(trace.tb_frame.f_code.co_filename).as_posix()
-    cut = file.rfind("megatron/")
-    return f"{file[cut:] if cut >= 0 else Path(file).name}:{trace.tb_lineno}"
-
-
-def _rewritten(config: Any, overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The arguments that the stack did not leave as they were: what was asked, what it came to."""
-    out = {}
-    for text in overrides:
-        key, _, asked = text.partition("=")
-        owner, _, field = key.rpartition(".")
-        if owner in ("model", "optimizer", "ddp", "train", "dataset"):
-            got = _spelt(getattr(getattr(config, owner), field))
-            if asked.strip('"') != got and not got.startswith("torch."):
-                out[key] = [asked, got]
-    return out
-
-
-def _spelt(value: Any) -> str:
-    """A value as the launch lines spell it."""
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_spelt, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(getattr(value, "name", value))
 
 
 def main() -> None:

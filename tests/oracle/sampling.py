@@ -19,7 +19,7 @@ from mbsolve.constraints.vocabulary import (
 )
 from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import Model, load_model
-
+from tests.oracle.bases import BASES, COUNTED
 
 JUDGED: Final = ("bridge-0.6", "megatron-lm")
 """Targets of which the real validators are asked."""
@@ -32,53 +32,6 @@ class Sample(NamedTuple):
     plan: Plan
 
 
-COUNTED: Final = {"embedding_in_split": True, "loss_in_split": True}
-# model, gpus, seq_len, gbs, plan
-BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
-    ("dsv3", 256, 4096, 512, {"pp": 8, "ep": 32, "pipeline_layout": "Et*7|t*8|t*8|t*8|t*8|t*8|t*8|t*6mL"}),
-    ("dsv3", 256, 8192, 512, {"pp": 8, "ep": 16, "vpp": 4, "pipeline_layout": "Et*3|(tt|)*29m|L"}),
-    ("dsv3", 61, 4096, 61, {"pp": 61}),
-    ("moonlight-16b", 16, 4096, 64, {"pp": 1, "ep": 8}),
-    (
-        "moonlight-16b",
-        32,
-        4096,
-        64,
-        {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True, "first_stage_layers": 13},
-    ),
-    ("glm-4.5-air", 64, 4096, 256, {"pp": 2, "ep": 8}),
-    ("glm-4.5-air", 64, 4096, 256, {"ep": 8}),
-    ("qwen3-30b-a3b", 16, 4096, 64, {"pp": 2, "tp": 2, "ep": 4, "sequence_parallel": True}),
-    ("qwen3-30b-a3b", 16, 4096, 64, {"ep": 8, "cp": 2}),
-    ("qwen3-30b-a3b", 32, 4096, 128, {"pp": 4, "vpp": 3, "ep": 8}),
-    ("qwen3-30b-a3b", 24, 4096, 144, {"pp": 3, "ep": 8, "vpp": 2}),
-    ("llama3-8b", 8, 8192, 128, {"tp": 2, "sequence_parallel": True}),
-    ("llama3-8b", 32, 8192, 128, {"tp": 2, "pp": 4, "vpp": 2, "cp": 2}),
-    ("llama3-8b", 16, 8192, 128, {"pp": 2, "first_stage_layers": 15, "last_stage_layers": 17}),
-    ("llama3-8b", 16, 8192, 128, {"pp": 4, "first_stage_layers": 10, "last_stage_layers": 10, "vpp": 2}),
-    ("llama3-8b", 36, 8192, 144, {"pp": 36, "pipeline_layout": "E||(t|)*32|L"}),
-    ("mixtral-8x7b", 16, 4096, 64, {"ep": 8}),
-    ("deepseek-v2", 64, 4096, 256, {"pp": 4, "ep": 16}),
-    ("gpt3-175b", 64, 2048, 128, {"tp": 8, "pp": 8, "vpp": 2, "sequence_parallel": True}),
-    ("qwen3-next-80b", 64, 4096, 256, {"tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}),
-    ("nemotron-3-nano", 16, 8192, 64, {"ep": 8, "pp": 2}),
-    (
-        "nemotron-3.5-lightning",
-        16,
-        8192,
-        64,
-        {"pp": 4, "ep": 4, "pipeline_layout": "Et*16|t*12|t*12|t*12mmL"},
-    ),
-    (
-        "qwen3-235b-a22b",
-        64,
-        4096,
-        256,
-        {"pp": 8, "vpp": 4, "ep": 8, **COUNTED},
-    ),
-    ("llama3.1-405b", 128, 8192, 128, {"tp": 8, "pp": 8, "sequence_parallel": True, **COUNTED}),
-    ("gpt-oss-20b", 16, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
-)
 MACHINES: Final = ("a100", "h100", "h100", "h200", "h20", "b200", "b300", "gb200", "gb300")
 LAYOUTS: Final = (
     None,
@@ -279,17 +232,14 @@ def sample(random: Random, target: str = "bridge-0.6") -> Sample:
         plan |= change
     machine = load_machine(job.pop("machine"))
     # Not validated: what is out of range is for the rules to see.
-    return Sample(
-        Job(
-            model=_changed(load_model(model), card),
-            machine=machine,
-            target=target,
-            gpus_per_node=machine.gpus_per_node,
-            settings=Settings(**settings),
-            **job,
-        ),
-        Plan().model_copy(update=plan),
+    asked = Job(
+        model=_changed(load_model(model), card),
+        machine=machine,
+        gpus_per_node=machine.gpus_per_node,
+        settings=Settings(**settings),
+        **job,
     )
+    return Sample(asked.model_copy(update={"target": target}), Plan().model_copy(update=plan))
 
 
 def _changed(model: Model, card: Mapping[str, Any]) -> Model:

@@ -109,7 +109,9 @@ def test_a_change_is_applied_and_told(
     told = [n for n in normalise(job, plan)[2] if n.rule == id]
     assert {n.field: n.now for n in told} == now
     for n in told:
-        assert n.applied and n.because and "{" not in n.because and (id in OURS or str(n.source) in UPSTREAM[id])
+        assert (
+            n.applied and n.because and "{" not in n.because and (id in OURS or str(n.source) in UPSTREAM[id])
+        )
     again = normalise(*normalise(job, plan)[:2])
     assert again[2] == ()
     changed = {name: value for name, value in now.items() if name in Plan.model_fields}
