@@ -207,5 +207,8 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     if 0 < outcome.proven < len(outcome.plans):
         out.append(f"- the order is proven up to plan {outcome.proven}")
     if job.target == "megatron-lm":
-        out.append("- the launch below is for Megatron-Bridge; flags of Megatron-LM are not written")
+        out.append(
+            "- no card has what DATA_TOKENIZER_AND_SCHEDULE stands for below, the base and the scaling of a rotary "
+            "embedding, or the weights of a router's losses: add them"
+        )
     return out
