@@ -18,6 +18,7 @@ CLASSES: Final[dict[Class, str]] = {
     "out_of_scope": "out of scope",
 }
 FILE = Path(__file__).with_name("data") / "coverage.yaml"
+RELEASES = FILE.with_name("releases.yaml")
 
 
 class Entry(NamedTuple):
@@ -32,6 +33,12 @@ def coverage() -> list[Entry]:
     """Every entry of the catalogue, by class."""
     data: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return list(_entries(data))
+
+
+def differences() -> dict[str, str]:
+    """What releases treat differently: id of an entry or a law -> in words."""
+    found: dict[str, str] = yaml.safe_load(RELEASES.read_text(encoding="utf-8"))
+    return found
 
 
 def _entries(data: dict[str, Any]) -> Iterator[Entry]:

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mbsolve.constraints.check import SPELLINGS
-from mbsolve.constraints.coverage import CLASSES, coverage
+from mbsolve.constraints.coverage import CLASSES, coverage, differences
 from mbsolve.constraints.rule import Normalisation, Rule
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
@@ -53,6 +53,13 @@ NORMALISED_HEAD = """
 
 `check` and `evaluate` judge the plan with these changes and tell them. Where a law is named, the change would defeat
 what was asked for: it is told, and the law refuses the plan.
+
+"""
+
+RELEASES_HEAD = """
+## Where releases differ
+
+As far as a source states it.
 
 """
 
@@ -120,6 +127,12 @@ def _coverage() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _differences() -> str:
+    lines = ["| id | difference |", "|---|---|"]
+    lines += [f"| {_code(id)} | {words} |" for id, words in differences().items()]
+    return "\n".join(lines) + "\n"
+
+
 def _releases() -> str:
     return "; ".join(
         f"{_code(target)}: {', '.join(f'{name} {number}' for name, number in RELEASES[target].items())}"
@@ -141,6 +154,7 @@ def rules_table() -> str:
             f"{SPELLING_HEAD}{spellings}",
             f"{CANONICAL_HEAD}{_table(CANONICAL, sources=False)}",
             f"{NORMALISED_HEAD}{_normalised()}",
+            f"{RELEASES_HEAD}{_differences()}",
             f"{COVERAGE_HEAD}{_coverage()}",
         )
     )

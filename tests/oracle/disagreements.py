@@ -1,7 +1,7 @@
 """Where the rules and the real packages differ, sorted into classes, and which classes are known.
 
 ``known.yaml`` holds the tables. ``unchecked``: laws that no validator upstream has, each with its reason; the packages
-may accept what only these refuse (``unchecked_by_flags``, ``unchecked_by_patterns``: Megatron-LM's program alone). ``reasons``: what the packages say when they refuse, and the laws of ours that mean
+may accept what only these refuse (``unchecked_by_flags``: Megatron-LM's program alone, ``unchecked_by_patterns``: for models with a layer pattern). ``reasons``: what the packages say when they refuse, and the laws of ours that mean
 it; one of these must be broken too, so that two refusals for different reasons do not count as agreement.
 ``beyond``: what they refuse and no law of ours looks at, with the reason. ``rewritten``: launch arguments of legal
 plans that they change.
@@ -86,7 +86,9 @@ def _unchecked(job: Job) -> set[str]:
     """The laws that no validator of the job's target has."""
     tables = ["unchecked"]
     if job.target == "megatron-lm":
-        tables += ["unchecked_by_flags", *(["unchecked_by_patterns"] if job.model.layer_pattern else [])]
+        tables.append("unchecked_by_flags")
+    if job.model.layer_pattern is not None:
+        tables.append("unchecked_by_patterns")
     return {law for table in tables for law in known()[table]}
 
 
