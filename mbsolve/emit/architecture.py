@@ -129,7 +129,12 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         out["vocab_size"] = said["padded_vocab_size"]
     if said.get("position_embedding_type") == "learned_absolute" and said.get("max_position_embeddings"):
         out["learned_positions"] = said["max_position_embeddings"]
-    rotary = said.get("rope_type", "yarn" if whole else None) if mla else said.get("position_embedding_type")
+    rotary = said.get("position_embedding_type")
+    if mla:
+        rotary = said.get("rope_type", "yarn" if whole else None)
+    elif not whole:
+        # Of a model that is known by its name.
+        rotary = said.get("rope_type", rotary)
     if rotary in ROTARY:
         out["rotary"] = rotary
     if said.get("softmax_type") == "learnable":

@@ -1,8 +1,9 @@
 """Where the rules and the real packages differ, sorted into classes, and which classes are known.
 
 ``known.yaml`` holds the tables. ``unchecked``: laws that no validator upstream has, each with its reason; the packages
-may accept what only these refuse (``unchecked_by_flags``: Megatron-LM's program alone, ``unchecked_by_patterns``: for models with a layer pattern). ``reasons``: what the packages say when they refuse, and the laws of ours that mean
-it; one of these must be broken too, so that two refusals for different reasons do not count as agreement.
+may accept what only these refuse (``unchecked_by_flags``: of Megatron-LM's program, ``unchecked_by_patterns``: for models
+with a layer pattern). ``reasons``: what the packages say when they refuse, and the laws of ours that mean it; one of
+these must be broken too, so that two refusals for different reasons do not count as agreement.
 ``beyond``: what they refuse and no law of ours looks at, with the reason. ``rewritten``: launch arguments of legal
 plans that they change.
 """
