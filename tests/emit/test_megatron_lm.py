@@ -75,8 +75,8 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--decoder-first-pipeline-num-layers 3", {"first_stage_layers": 3}),
     (
-        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
-        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+        + " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
         {"pp": 2, "vpp": 5, "embedding_in_split": True, "loss_in_split": True},
     ),
     (
