@@ -1,12 +1,13 @@
 """Solve jobs across models and machines, and put the launch lines of their plans to the real Megatron packages.
 
-Run: ``MBSOLVE_ORACLE_PYTHON=... python benchmarks/accepted.py``; ``tests/oracle/README.md`` says how the packages are
+Run: ``MBSOLVE_ORACLE_PYTHON=... python benchmarks/accepted.py [--target TARGET]``; ``tests/oracle/README.md`` says how the packages are
 installed. The exit code is 1 when some plan is refused, or changed by the stack.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -15,6 +16,7 @@ from mbsolve.reading import make_job
 from mbsolve.solver.api import solve
 from tests.oracle.packages import ask, missing
 from tests.oracle.requests import request
+from tests.oracle.sampling import JUDGED
 
 JOBS = (
     ("llama3-8b", "h100", 8, 8192),
@@ -30,7 +32,7 @@ JOBS = (
 )
 
 
-def main() -> int:
+def main(target: str) -> int:
     """Print a line for each job."""
     reason = missing()
     if reason is not None:
@@ -38,7 +40,7 @@ def main() -> int:
         return 2
     asked = []
     for model, hardware, gpus, seq in JOBS:
-        job = make_job(model, hardware, gpus, seq, target="bridge-0.6")
+        job = make_job(model, hardware, gpus, seq, target=target)
         best = solve(job, top=1, explained=False).best
         if best is not None:
             asked.append((f"{model} {gpus}x{hardware} {seq}", request(job, best.plan)))
@@ -53,4 +55,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--target", choices=JUDGED, default=JUDGED[0])
+    sys.exit(main(options.parse_args().target))

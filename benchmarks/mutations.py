@@ -34,7 +34,7 @@ class Mutation(NamedTuple):
 
 
 def _breaks(rule: Rule, job: Job, plan: Plan) -> bool:
-    if rule.targets and job.target not in rule.targets:
+    if not rule.holds_for(job.target):
         return False
     values = plan.values()
     sizes = derive(job, values) if values["mbs"] > 0 else {"dp": 1, "edp": 1, "microbatches": 1}
@@ -70,7 +70,7 @@ def mutations() -> list[Mutation]:
         )
         negated = any(
             i not in e.broken
-            and (not rule.targets or e.job.target in rule.targets)
+            and rule.holds_for(e.job.target)
             and all(RULES[k].id != rule.id for k in e.broken)
             for e in found
         )

@@ -1,6 +1,6 @@
 """Judge random configurations by the rules and by the real Megatron packages, and print how they differ.
 
-Run: ``MBSOLVE_ORACLE_PYTHON=... python benchmarks/oracle.py [N] [SEED]``; ``tests/oracle/README.md`` says how the
+Run: ``MBSOLVE_ORACLE_PYTHON=... python benchmarks/oracle.py [N] [SEED] [--target TARGET]``; ``tests/oracle/README.md`` says how the
 packages are installed.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser
 from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
@@ -18,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.oracle.disagreements import Finding, compare
 from tests.oracle.packages import ask, missing
 from tests.oracle.requests import request
-from tests.oracle.sampling import Sample, samples
+from tests.oracle.sampling import JUDGED, Sample, samples
 
 Row = tuple[Finding, str]
 
 
-def run(seed: int, number: int) -> list[Row]:
+def run(seed: int, number: int, target: str) -> list[Row]:
     """The findings on so many configurations, each with the configuration in words."""
-    drawn = list(islice(samples(seed), number))
+    drawn = list(islice(samples(seed, target), number))
     answers = ask([request(sample.job, sample.plan) for sample in drawn])
     return [(compare(s, a), _words(s)) for s, a in zip(drawn, answers, strict=True)]
 
@@ -39,7 +40,7 @@ def _words(sample: Sample) -> str:
     )
 
 
-def main(number: int, seed: int) -> int:
+def main(number: int, seed: int, target: str) -> int:
     """Print the classes, most frequent first; 1 if the rules and the packages differ."""
     reason = missing()
     if reason:
@@ -48,10 +49,10 @@ def main(number: int, seed: int) -> int:
     workers = os.cpu_count() or 1
     share = -(-number // workers)
     with ProcessPoolExecutor(workers) as pool:
-        parts = pool.map(run, range(seed, seed + workers), [share] * workers)
+        parts = pool.map(run, range(seed, seed + workers), [share] * workers, [target] * workers)
         rows = [row for part in parts for row in part]
     legal = sum(finding.legal for finding, _ in rows)
-    print(f"{len(rows)} configurations, {legal} of them legal by the rules")
+    print(f"{target}: {len(rows)} configurations, {legal} of them legal by the rules")
     kinds = Counter(finding.kind for finding, _ in rows)
     print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
     classes: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -68,5 +69,9 @@ def main(number: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    numbers = [int(text) for text in sys.argv[1:]]
-    raise SystemExit(main(*(numbers + [20_000, 1][len(numbers) :])))
+    options = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("number", nargs="?", type=int, default=20_000)
+    options.add_argument("seed", nargs="?", type=int, default=1)
+    options.add_argument("--target", choices=JUDGED, default=JUDGED[0])
+    given = options.parse_args()
+    raise SystemExit(main(given.number, given.seed, given.target))

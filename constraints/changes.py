@@ -15,7 +15,13 @@ from mbsolve.models.partial import UnknownDimensionError
 __all__ = ["applied", "distance", "now", "said", "stage_layers"]
 
 JOB_FIELDS: Final = ("gpus", "gbs", "seq_len", "precision")
-SPLIT: Final = ("first_stage_layers", "last_stage_layers", "pipeline_layout")
+SPLIT: Final = (
+    "first_stage_layers",
+    "last_stage_layers",
+    "pipeline_layout",
+    "embedding_in_split",
+    "loss_in_split",
+)
 RECOMPUTE_PARTS: Final = frozenset({"recompute_method", "recompute_num_layers", "recompute_modules"})
 """Fields that go with recompute_granularity."""
 # More GPUs cost more than another layout on those that are there.

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 
-Class = Literal["rule", "warning", "normalised", "held", "out_of_scope", "open"]
+Class = Literal["rule", "warning", "normalised", "held", "out_of_scope"]
 
 CLASSES: Final[dict[Class, str]] = {
     "rule": "a rule here",
@@ -16,9 +16,9 @@ CLASSES: Final[dict[Class, str]] = {
     "normalised": "a change that is applied or told here",
     "held": "held by the domains, by the emission, or by another rule",
     "out_of_scope": "out of scope",
-    "open": "open: concerns a decision here, and is not judged",
 }
 FILE = Path(__file__).with_name("data") / "coverage.yaml"
+RELEASES = FILE.with_name("releases.yaml")
 
 
 class Entry(NamedTuple):
@@ -33,6 +33,12 @@ def coverage() -> list[Entry]:
     """Every entry of the catalogue, by class."""
     data: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return list(_entries(data))
+
+
+def differences() -> dict[str, str]:
+    """What releases treat differently: id of an entry or a law -> in words."""
+    found: dict[str, str] = yaml.safe_load(RELEASES.read_text(encoding="utf-8"))
+    return found
 
 
 def _entries(data: dict[str, Any]) -> Iterator[Entry]:

@@ -24,7 +24,14 @@ _LISTS = {
     "fine_grained_offload_modules": ("offload", OFFLOAD_MODULES),
     "cuda_graph_scope": ("graph", GRAPH_SCOPES),
 }
-_SPLIT = {"pipeline_layout": "layout", "first_stage_layers": "first", "last_stage_layers": "last"}
+_SPLIT = {
+    "pipeline_layout": "layout",
+    "first_stage_layers": "first",
+    "last_stage_layers": "last",
+    "embedding_in_split": "embedding",
+    "loss_in_split": "loss",
+}
+_COUNTED = ("embedding_in_split", "loss_in_split")
 _NONE = {"recompute_granularity": "none", "recompute_method": "none", "recompute_num_layers": 0}
 _CHOICES = {
     "dispatcher": DISPATCHERS,
@@ -33,6 +40,7 @@ _CHOICES = {
     "recompute_method": ("none", "uniform", "block"),
 }
 _SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "mbs")
+SPLIT_FIELDS = tuple(_SPLIT)
 DERIVED_SIZES = ("dp", "edp")
 
 
@@ -81,7 +89,7 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
     for text in forbid:
         _forbid(text, out)
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None
-    chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None}
+    chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None and v is not False}
     fixed_names = frozenset(n for n, values in out.items() if values != dom[n] and len(values) == 1)
     return Demands(out, Split(**chosen) if chosen else None, no_layout, derived, fixed_names)
 
@@ -137,6 +145,8 @@ def _whole(name: str, value: Any, least: int) -> int:
 def _split_value(name: str, value: Any) -> Any:
     if value is None:
         return None
+    if name in _COUNTED:
+        return _value(name, value)
     if name != "pipeline_layout":
         return _whole(name, value, 1)
     if not isinstance(value, str) or not set("".join(expand_layout(value))) <= set("EtmL"):

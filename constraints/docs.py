@@ -11,10 +11,12 @@ from itertools import groupby
 from pathlib import Path
 
 from mbsolve.constraints.check import SPELLINGS
-from mbsolve.constraints.coverage import CLASSES, coverage
-from mbsolve.constraints.rule import Rule
+from mbsolve.constraints.coverage import CLASSES, coverage, differences
+from mbsolve.constraints.rule import Normalisation, Rule
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
+from mbsolve.constraints.versions import RELEASES
+from mbsolve.constraints.vocabulary import TARGETS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "constraints.md"
 
@@ -23,6 +25,9 @@ HEAD = """# The rules
 Made by `python -m mbsolve.constraints.docs`; do not edit. The order is that of `constraints/rules/catalogue.py`.
 A rule is one function; its parameters are its scope. Line numbers in Megatron-LM are of commit `d98e8a64`, in
 Megatron-Bridge of commit `067f987d`.
+
+Targets and their releases (mcore is Megatron-Core, with which Megatron-LM goes; what is not named is the newest commit):
+{releases}.
 """
 
 OURS_HEAD = """
@@ -51,6 +56,13 @@ what was asked for: it is told, and the law refuses the plan.
 
 """
 
+RELEASES_HEAD = """
+## Where releases differ
+
+As far as a source states it.
+
+"""
+
 COVERAGE_HEAD = """
 ## The catalogue of the validators
 
@@ -72,23 +84,29 @@ def _scope(rules: list[Rule]) -> str:
 
 
 def _table(rules: Iterable[Rule], *, sources: bool = True) -> str:
-    lines = ["| id | rule | scope |" + (" source |" if sources else "")]
-    lines.append("|---|---|---|" + ("---|" if sources else ""))
+    lines = ["| id | rule | scope |" + (" holds for | source |" if sources else "")]
+    lines.append("|---|---|---|" + ("---|---|" if sources else ""))
     for id, family in groupby(rules, key=lambda rule: rule.id):
         members = list(family)
         first = members[0]
         words = first.text.replace("|", "\\|") + (f" ({first.kind})" if first.kind != "hard" else "")
-        words += f" ({first.since} and later)" if first.since else ""
-        words += f" (until {first.until})" if first.until else ""
         row = f"| {_code(id)} | {words} | {_scope(members)} |"
-        lines.append(row + (f" {first.source} |" if sources else ""))
+        lines.append(row + (f" {_holds_for(first)} | {first.source} |" if sources else ""))
     return "\n".join(lines) + "\n"
 
 
+def _holds_for(law: Rule | Normalisation) -> str:
+    """Return the targets of a law, and the releases that it is known to be of."""
+    named = [target for target in TARGETS if law.holds_for(target)]
+    words = "all" if len(named) == len(TARGETS) else ", ".join(named)
+    known = [law.since and f"since {law.since}", law.until and f"until {law.until}"]
+    return "; ".join(word for word in (words, *known) if word)
+
+
 def _normalised() -> str:
-    lines = ["| id | field | change | targets | refused by | source |", "|---|---|---|---|---|---|"]
+    lines = ["| id | field | change | holds for | refused by | source |", "|---|---|---|---|---|---|"]
     for change in NORMALISATIONS:
-        targets, laws = ", ".join(change.targets) or "all", ", ".join(map(_code, change.refused_by))
+        targets, laws = _holds_for(change), ", ".join(map(_code, change.refused_by))
         lines.append(
             f"| {_code(change.id)} | {_code(change.field)} | {change.text} | {targets} | {laws} | {change.source} |"
         )
@@ -109,6 +127,19 @@ def _coverage() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _differences() -> str:
+    lines = ["| id | difference |", "|---|---|"]
+    lines += [f"| {_code(id)} | {words} |" for id, words in differences().items()]
+    return "\n".join(lines) + "\n"
+
+
+def _releases() -> str:
+    return "; ".join(
+        f"{_code(target)}: {', '.join(f'{name} {number}' for name, number in RELEASES[target].items())}"
+        for target in TARGETS
+    )
+
+
 def rules_table() -> str:
     """Return the page of the rules in Markdown."""
     ours = "".join(f"- {_code(id)}: {reason}.\n" for id, reason in OURS.items())
@@ -118,11 +149,12 @@ def rules_table() -> str:
     )
     return "".join(
         (
-            f"{HEAD}\n{_table(RULES)}",
+            f"{HEAD.format(releases=_releases())}\n{_table(RULES)}",
             f"{OURS_HEAD}{ours}",
             f"{SPELLING_HEAD}{spellings}",
             f"{CANONICAL_HEAD}{_table(CANONICAL, sources=False)}",
             f"{NORMALISED_HEAD}{_normalised()}",
+            f"{RELEASES_HEAD}{_differences()}",
             f"{COVERAGE_HEAD}{_coverage()}",
         )
     )

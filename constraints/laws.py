@@ -34,7 +34,7 @@ SPELLINGS: dict[str, tuple[str, tuple[str, ...], Source]] = {
 
 def laws(job: Job, kind: Kind) -> Iterator[Rule]:
     """Yield the rules of a kind that hold for the job's target, in the order of the catalogue."""
-    return (rule for rule in RULES if rule.kind == kind and (not rule.targets or job.target in rule.targets))
+    return (rule for rule in RULES if rule.kind == kind and rule.holds_for(job.target))
 
 
 def broken(

@@ -51,7 +51,7 @@ def normalise(
     """
     found: list[Normalised] = []
     for change in NORMALISATIONS:
-        if (change.targets and job.target not in change.targets) or set(change.scope) & set(unknown):
+        if not change.holds_for(job.target) or set(change.scope) & set(unknown):
             continue
         told = _told(change, job, plan)
         if told is None:

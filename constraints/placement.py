@@ -121,8 +121,18 @@ def virtual_stages(model: Model, pp: int, vpp: int, split: Split) -> tuple[Stage
 
 
 def _sizes(layers: int, pp: int, vpp: int, split: Split) -> list[int]:
-    """Layers of each virtual stage under an even split or uneven ends."""
+    """Layers of each virtual stage under an even split, one that counts the ends as layers, or uneven ends."""
     count = pp * vpp
+    if split.counted and not (split.first or split.last):
+        each, rest = divmod(layers + split.counted, count)
+        sizes = [each] * count
+        sizes[0] -= split.embedding
+        sizes[-1] -= split.loss
+        if rest or min(sizes) < 0:
+            raise PlacementError(
+                f"{layers} layers and {split.counted} for embedding and loss do not split over {count} stages"
+            )
+        return sizes
     if not (split.first or split.last):
         return [layers // count + (1 if i < layers % count else 0) for i in range(count)]
     per_rank = [0] * pp

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+from mbsolve.constraints.versions import holds_in
+
 FACTS = ("job", "model", "machine", "topology")
 
 Kind = Literal["hard", "warning", "normalised"]
@@ -102,6 +104,10 @@ class Rule(Declared):
     until: str = ""
     figures: Callable[..., Mapping[str, Any]] | None = None
 
+    def holds_for(self, target: str) -> bool:
+        """Whether the rule is one of a target's releases."""
+        return holds_in(target, self.targets, self.since, self.until)
+
     def holds(self, facts: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
         """Whether a plan's values satisfy the rule."""
         return bool(self.call(facts, values))
@@ -137,6 +143,10 @@ class Normalisation(Declared):
     since: str = ""
     until: str = ""
     kind: Kind = "normalised"
+
+    def holds_for(self, target: str) -> bool:
+        """Whether the change is one of a target's releases."""
+        return holds_in(target, self.targets, self.since, self.until)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
     ``logits_copies`` is 2 for Transformer Engine 2.20 and 1 for earlier releases. ``expert_rank_capacity`` bounds the token
     rows of an expert rank to that many times the balanced number, with buffers of that size; None for no bound.
+    ``router_padding`` pads the routing map to the multiples that quantised products need.
     """
 
     fp8_param: bool = False
@@ -87,6 +88,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     routing: Literal["balanced", "natural"] = "balanced"
     logits_copies: int = Field(default=2, ge=1, le=3)
     fp8_output_proj: bool = False
+    router_padding: bool = False
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     expandable_segments: bool = True
     grad_accumulation_fusion: bool = True
     make_vocab_size_divisible_by: int = Field(default=128, ge=1)
@@ -95,20 +99,29 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 class Split(BaseModel, frozen=True, extra="forbid"):
     """How the layers are laid over the virtual pipeline stages.
 
-    Either even (nothing set), uneven ends (``first`` / ``last`` layers on the first and last pipeline rank),
-    or an explicit ``layout`` string over the symbols ``E t m L |`` with ``x*n`` and ``(..)*n`` repeats.
+    Either even (nothing set), even with the ``embedding`` or the ``loss`` counted as a layer, uneven ends (``first`` /
+    ``last`` layers on the first and last pipeline rank), or an explicit ``layout`` string over the symbols ``E t m L |``
+    with ``x*n`` and ``(..)*n`` repeats.
     """
 
     first: int | None = None
     last: int | None = None
     layout: str | None = None
+    embedding: bool = False
+    loss: bool = False
+
+    @property
+    def counted(self) -> int:
+        """How many of the embedding and the loss count as a layer."""
+        return self.embedding + self.loss
 
     def __str__(self) -> str:
         if self.layout:
             return self.layout
         if self.first or self.last:
             return f"ends {self.first or '-'}/{self.last or '-'}"
-        return "even"
+        ends = [name for name in ("embedding", "loss") if getattr(self, name)]
+        return f"even with {' and '.join(ends)}" if ends else "even"
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
@@ -125,6 +138,8 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     pipeline_layout: str | None = None
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
+    embedding_in_split: bool = False
+    loss_in_split: bool = False
     recompute_granularity: Literal["full", "selective"] | None = None
     recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = None
@@ -145,7 +160,11 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
             name: getattr(self, name) for name in DECISIONS if name in type(self).model_fields
         }
         flat["split"] = Split(
-            first=self.first_stage_layers, last=self.last_stage_layers, layout=self.pipeline_layout
+            first=self.first_stage_layers,
+            last=self.last_stage_layers,
+            layout=self.pipeline_layout,
+            embedding=self.embedding_in_split,
+            loss=self.loss_in_split,
         )
         flat["recompute_granularity"] = self.recompute_granularity or "none"
         flat["recompute_method"] = self.recompute_method or "none"
@@ -171,6 +190,8 @@ def plan_of(values: Mapping[str, Any]) -> Plan:
         pipeline_layout=split.layout,
         first_stage_layers=split.first,
         last_stage_layers=split.last,
+        embedding_in_split=split.embedding,
+        loss_in_split=split.loss,
         recompute_granularity=None if granularity == "none" else granularity,
         recompute_method=None if values["recompute_method"] == "none" else values["recompute_method"],
         recompute_num_layers=values["recompute_num_layers"] or None,

@@ -132,7 +132,7 @@ def solve_command(
         target=target,
     )
     if out is not None:
-        from mbsolve.emit.megatron_bridge import ensure_writable
+        from mbsolve.emit.launch import ensure_writable
 
         ensure_writable(out)
     demands: dict[str, Any] = {"fixed": decisions, "forbid": forbid or [], "objective": objective}
@@ -163,7 +163,7 @@ def _solve(
     except KeyboardInterrupt:
         return _fail("stopped before a plan was found.", INTERRUPTED)
     if out is not None:
-        from mbsolve.emit.megatron_bridge import write
+        from mbsolve.emit.launch import write
 
         write(job, outcome, out, text)
         print(f"Written to {out}.", file=sys.stderr)
@@ -171,7 +171,7 @@ def _solve(
 
 
 def _report(job: Job, outcome: Outcome) -> str:
-    from mbsolve.emit.megatron_bridge import command
+    from mbsolve.emit.launch import command
     from mbsolve.report.text import render
     from mbsolve.report.why import reasons
 

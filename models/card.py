@@ -90,7 +90,9 @@ class Model(BaseModel):
         Biases of all linear layers, or of the query, key and value projection alone (not with MLA); an offset
         beside the scale of every norm.
     learned_positions
-        Rows of a learnt position embedding, which every tensor-parallel rank holds whole; None: rotary.
+        Rows of a learnt position embedding, which every tensor-parallel rank holds whole; None: rotary or none.
+    rotary
+        Kind of the rotary embedding: ``rope``, ``yarn``, or ``none``; not read where positions are learnt.
     sliding_window, window_period
         Tokens that a windowed layer sees. Layer ``i`` (from 0) is windowed unless ``window_period`` divides
         ``i + 1``; without a period all layers are.
@@ -156,6 +158,7 @@ class Model(BaseModel):
     qkv_bias: Flag = False
     norm_bias: Flag = False
     learned_positions: Positive | None = None
+    rotary: Literal["rope", "yarn", "none"] = "rope"
     attention_sink: Flag = False
     sliding_window: Positive | None = None
     window_period: Annotated[int, Field(strict=True, ge=2)] | None = None

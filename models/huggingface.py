@@ -225,6 +225,7 @@ def _gpt_oss(config: _Config) -> Fields:
         **_grouped(config, head_dim=64),
         **_experts(config, "num_local_experts", "intermediate_size", "softmax"),
         **window,
+        "rotary": "yarn",
         "linear_bias": True,
         "attention_sink": True,
         # Megatron-Bridge trains it without load balancing, whatever the coefficient in the file.
@@ -256,6 +257,8 @@ def _deepseek(config: _Config, score: str) -> Fields:
         ),
         **_leading_dense_and_shared(config),
         "attention": "mla",
+        # Megatron's latent attention takes this kind also where nothing is scaled.
+        "rotary": "yarn",
         "num_query_groups": heads,
         "head_dim": value,
         "q_lora_rank": None if query is None else config.whole("q_lora_rank"),

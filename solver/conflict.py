@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.demands import SPLIT_FIELDS, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
 from mbsolve.solver.found import InternalError
-from mbsolve.solver.logic import SPLIT_FIELDS, Logic, Member
+from mbsolve.solver.logic import Logic, Member
 from mbsolve.solver.search import Search, rules_of
 
 __all__ = ["BUDGETS", "Conflict", "conflict_of", "has_plan", "logic_of"]

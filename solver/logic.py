@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.demands import SPLIT_FIELDS, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.rule import Rule
@@ -21,7 +21,6 @@ from mbsolve.solver.cpsat import FEASIBLE, OPTIMAL, run
 
 __all__ = ["Logic", "Member", "Relation"]
 
-SPLIT_FIELDS = ("pipeline_layout", "first_stage_layers", "last_stage_layers")
 # A pipeline is one variable: the splits that there are hang on its stages.
 PIPELINE = ("pp", "vpp", "split")
 # Forbidden tuples of a member that are posted one by one; the allowed ones are where these are fewer.

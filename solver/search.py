@@ -50,7 +50,7 @@ BATCH = 48
 
 def hard_rules(job: Job) -> list[Rule]:
     """The rules that a plan of this job must satisfy, and those that keep one plan of each set of equals."""
-    law = [r for r in RULES if r.kind == "hard" and (not r.targets or job.target in r.targets)]
+    law = [r for r in RULES if r.kind == "hard" and r.holds_for(job.target)]
     return [*law, *CANONICAL]
 
 

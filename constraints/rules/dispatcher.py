@@ -88,6 +88,26 @@ def hybridep_stays_in_the_domain(dispatcher: str, ep: int, machine: Machine, mod
 
 
 @rule(
+    "allgather-no-quant-padding",
+    because="router_padding is on, which dispatcher {dispatcher} cannot do",
+    source=megatron(f"{CONFIG}:2655"),
+)
+def padded_routing_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bool:
+    """A padded routing map needs another dispatcher than allgather."""
+    return not (job.settings.router_padding and model.is_moe) or dispatcher != "allgather"
+
+
+@rule(
+    "quant-padding-needs-fp8",
+    because="router_padding pads for quantised products, but the precision is {job.precision}",
+    source=megatron(f"{CONFIG}:2652"),
+)
+def padded_routing_is_for_quantised_products(job: Job, model: Model) -> bool:
+    """A padded routing map needs an 8-bit or 4-bit precision."""
+    return not (job.settings.router_padding and model.is_moe) or job.quantised
+
+
+@rule(
     "shared-overlap-dispatcher",
     because="shared_expert_overlap is on, which dispatcher {dispatcher} cannot do",
     source=megatron(f"{CONFIG}:1825"),

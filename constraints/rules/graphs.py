@@ -115,11 +115,33 @@ def captured_experts_are_padded(cuda_graph_impl: str, graph_moe: bool, model: Mo
 
 
 @rule(
+    "cg-preprocess-dtoh",
+    because="router_padding reads token counts on the host before {dispatcher}, which graph scope moe_preprocess cannot "
+    "capture; drop one",
+    source=megatron(f"{CONFIG}:2850"),
+)
+def captured_preprocess_does_not_read_the_host(
+    cuda_graph_impl: str,
+    graph_moe_preprocess: bool,
+    graph_moe_router: bool,
+    dispatcher: str,
+    job: Job,
+    model: Model,
+) -> bool:
+    """With a padded routing map, graphs do not capture the preparation of an all-to-all dispatch."""
+    if not (job.settings.router_padding and model.is_moe and dispatcher == "alltoall"):
+        return True
+    # Local graphs capture both if either is asked for.
+    held = graph_moe_preprocess or (cuda_graph_impl == "local" and graph_moe_router)
+    return not (_per_layer(cuda_graph_impl) and held)
+
+
+@rule(
     "cg-whole-layer-moe",
     because="{cuda_graph_impl} graphs without a scope capture whole layers, and with them the experts of "
     "{model.title}, whose token counts change from step to step; name a scope, as attn and moe_router",
     source=megatron("megatron/core/transformer/cuda_graph_config.py, validate_moe_cuda_graph_support"),
-    targets=("bridge", "megatron-lm"),
+    since="mcore 0.20",
 )
 def whole_layers_hold_no_experts(
     cuda_graph_impl: str,
@@ -204,8 +226,9 @@ def captured_wgrad_is_fused(
     model: Model,
 ) -> bool:
     """Delayed weight gradients inside a graph need fused accumulation and, in attention, no biases."""
-    # The stack looks at the scopes alone, before it clears those that no graphs go with.
-    if not delay_wgrad:
+    # The stack looks at the scopes alone, before it clears those that no graphs go with; Megatron-LM only where
+    # gradients are reduced meanwhile.
+    if not delay_wgrad or (job.target == "megatron-lm" and not job.settings.overlap_grad_reduce):
         return True
     shared = graph_moe_router and has_shared_experts(model) and not job.settings.shared_expert_overlap
     fused = job.settings.grad_accumulation_fusion

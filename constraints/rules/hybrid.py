@@ -65,6 +65,17 @@ def pattern_stages_are_marked(vpp: int, split: Split, model: Model) -> bool:
 
 
 @rule(
+    "hybrid-no-counted-ends",
+    because="the layer pattern of {model.title} is cut by its marks or evenly, and never counts the embedding "
+    "({split.embedding}) or the loss ({split.loss}) as a layer",
+    source=megatron("megatron/training/arguments.py:863"),
+)
+def patterns_do_not_count_ends(split: Split, model: Model) -> bool:
+    """With a layer pattern neither the embedding nor the loss counts as a layer."""
+    return not split.counted or model.layer_pattern is None
+
+
+@rule(
     "hybrid-mtp-last",
     because="{model.title} has its layers by pattern and computes MTP with the loss, but layout {split.layout} has "
     "them apart",

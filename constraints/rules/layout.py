@@ -131,9 +131,10 @@ def mtp_is_in_the_last_chunk(split: Split, pp: int) -> bool:
 
 @rule(
     "layout-excludes-other-splits",
-    because="layout {split.layout} is given together with first {split.first} or last {split.last} stage layers",
+    because="layout {split.layout} is given together with first {split.first} or last {split.last} stage layers, or "
+    "with the embedding ({split.embedding}) or the loss ({split.loss}) counted as a layer",
     source=megatron(f"{CONFIG}:2245"),
 )
 def layout_stands_alone(split: Split) -> bool:
-    """A layout excludes first and last stage layers."""
-    return split.layout is None or (split.first is None and split.last is None)
+    """A layout excludes first and last stage layers, and counted embeddings and losses."""
+    return split.layout is None or (split.first is None and split.last is None and not split.counted)

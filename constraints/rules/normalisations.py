@@ -61,15 +61,33 @@ def bridge_clears_tp_overlap(job: Job, tp: int, sequence_parallel: bool) -> bool
 
 
 @normalisation(
+    "rope-fusion-cleared-mlm",
+    field="rope_fusion",
+    because="its positions are not rotary of the plain kind (learnt: {model.learned_positions}, rotary: {model.rotary})",
+    source=megatron("megatron/training/arguments.py, validate_args (legacy RoPE arguments)"),
+    targets=MEGATRON_LM,
+)
+def megatron_clears_rope_fusion(job: Job, model: Model) -> bool:
+    """Megatron-LM fuses plain rotary positions only; latent attention counts as such."""
+    plain = model.learned_positions is None and (model.mla or model.rotary == "rope")
+    return job.settings.rope_fusion and plain
+
+
+@normalisation(
     "layout-vpp-filled",
     field="vpp",
     because="the layout has more stages than PP = {pp}; the overlap of pipeline transfers stays off unless VPP is "
     "stated",
     source=megatron(f"{CONFIG}:2286"),
 )
-def layout_fills_vpp(vpp: int, pp: int, pipeline_layout: str | None, model: Model) -> int:
+def layout_fills_vpp(
+    vpp: int, pp: int, pipeline_layout: str | None, ep_overlap: bool, job: Job, model: Model
+) -> int:
     """A layout with several stages for each rank sets VPP when it is not stated."""
     if vpp != 1 or pipeline_layout is None or model.layer_pattern is not None:
+        return vpp
+    if ep_overlap and job.target in BRIDGE_TARGETS:
+        # Bridge looks whether EP overlap has its virtual stages before they are filled in.
         return vpp
     stages = stage_count(pipeline_layout)
     return stages // pp if stages % pp == 0 and pp > 1 else vpp
@@ -114,9 +132,15 @@ def unknown_gpu_means_alltoall(dispatcher: str, machine: Machine, model: Model) 
     source=bridge(f"{GATES}:55"),
     targets=BRIDGE_TARGETS,
 )
-def flex_clears_shared_overlap(dispatcher: str, job: Job, model: Model) -> bool:
-    """With DeepEP or HybridEP, Megatron-Bridge turns the overlap of shared experts off."""
+def flex_clears_shared_overlap(
+    dispatcher: str, ep_overlap: bool, recompute_shared_experts: bool, job: Job, model: Model
+) -> bool:
+    """With DeepEP or HybridEP, recipes of Megatron-Bridge turn the overlap of shared experts off.
+
+    An override would turn it on again, so that it is not cleared where a law refuses it.
+    """
     flex = dispatcher in ("deepep", "hybridep") and has_shared_experts(model)
+    flex = flex and not (ep_overlap or recompute_shared_experts)
     return job.settings.shared_expert_overlap and not flex
 
 
@@ -156,6 +180,7 @@ def no_graphs_have_no_scope(cuda_graph_impl: str, cuda_graph_scope: tuple[str, .
     because="full_iteration in the scope turns graphs of the whole iteration on, though the implementation is "
     "{cuda_graph_impl}",
     source=megatron("megatron/core/transformer/cuda_graph_config.py:109"),
+    since="mcore 0.19",
     targets=MEGATRON_LM,
     refused_by=("cg-modules-values",),
 )
@@ -169,6 +194,7 @@ def whole_scope_turns_graphs_on(cuda_graph_impl: str, cuda_graph_scope: tuple[st
     field="cuda_graph_impl",
     because="full_iteration in the scope is the former spelling of the implementation",
     source=megatron("megatron/core/transformer/cuda_graph_config.py:109"),
+    since="mcore 0.19",
 )
 def whole_scope_is_an_implementation(cuda_graph_impl: str, cuda_graph_scope: tuple[str, ...]) -> str:
     """Local graphs of scope full_iteration are full-iteration graphs."""
@@ -180,6 +206,7 @@ def whole_scope_is_an_implementation(cuda_graph_impl: str, cuda_graph_scope: tup
     field="cuda_graph_scope",
     because="full_iteration is no scope but an implementation",
     source=megatron(f"{CONFIG}:2765"),
+    since="mcore 0.19",
 )
 def whole_scope_is_dropped(cuda_graph_impl: str, cuda_graph_scope: tuple[str, ...]) -> tuple[str, ...]:
     """Full-iteration graphs lose the scope of that name."""
@@ -207,6 +234,7 @@ NORMALISATIONS: tuple[Normalisation, ...] = (
     bridge_clears_sequence_parallel,
     megatron_clears_sequence_parallel,
     bridge_clears_tp_overlap,
+    megatron_clears_rope_fusion,
     layout_fills_vpp,
     layout_replaces_vpp,
     unknown_gpu_means_alltoall,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import rule
+from mbsolve.constraints.rules.precision import keeps_fp8_weights
 from mbsolve.constraints.rules.upstream import MEGATRON_LM, bridge, megatron
 
 OPTIMIZER_CONFIG = "megatron/core/optimizer/optimizer_config.py"
@@ -50,7 +51,7 @@ def offload_needs_precision_aware(optimizer_offload_fraction: float, precision_a
 )
 def offload_of_fp8_weights(optimizer_offload_fraction: float, job: Job) -> bool:
     """In Megatron-LM, optimizer offload with FP8 weights needs delayed scaling."""
-    return optimizer_offload_fraction == 0 or not job.settings.fp8_param or job.precision == "fp8_delayed"
+    return optimizer_offload_fraction == 0 or not keeps_fp8_weights(job) or job.precision == "fp8_delayed"
 
 
 @rule(

@@ -158,8 +158,8 @@ def biased_experts_stay_whole(etp: int, model: Model) -> bool:
     targets=MEGATRON_LM,
 )
 def tp_overlap_needs_sequence_parallel(sequence_parallel: bool, tp: int, job: Job) -> bool:
-    """In Megatron-LM, TP communication overlap needs sequence parallelism."""
-    return not job.settings.tp_comm_overlap or sequence_parallel
+    """In Megatron-LM, TP communication overlap needs sequence parallelism, which is off without TP."""
+    return not job.settings.tp_comm_overlap or (sequence_parallel and tp > 1)
 
 
 @rule(

@@ -13,8 +13,12 @@ BLOCK = "megatron/core/transformer/transformer_block.py"
 SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
 
 
+def _sized(split: Split) -> bool:
+    return split.first is not None or split.last is not None
+
+
 def _even(split: Split) -> bool:
-    return split.layout is None and split.first is None and split.last is None
+    return split.layout is None and not _sized(split) and not split.counted
 
 
 def _middle(split: Split, pp: int, layers: int) -> tuple[int, int]:
@@ -43,7 +47,7 @@ def interleaving_needs_pipeline(vpp: int, pp: int) -> bool:
 @rule(
     "pp-divides-layers",
     because="{model.num_layers} layers do not split over PP = {pp} (remainder {left}); give first or last stage "
-    "layers or a layout",
+    "layers, count the embedding or the loss as a layer, or give a layout",
     source=megatron(f"{BLOCK}:158"),
     figures=lambda pp, model: {"left": model.num_layers % pp},
 )
@@ -63,6 +67,30 @@ def stages_split(pp: int, vpp: int, split: Split, model: Model) -> bool:
     if not _even(split) or model.num_layers % pp:
         return True
     return model.num_layers // pp % vpp == 0
+
+
+@rule(
+    "split-with-embedding-or-loss",
+    because="{model.num_layers} layers and {split.counted} for embedding and loss do not split over PP = {pp} stages of "
+    "VPP = {vpp} chunks",
+    source=megatron(f"{CONFIG}:2384"),
+)
+def counted_layers_split(pp: int, vpp: int, split: Split, model: Model) -> bool:
+    """Where embedding or loss count as layers, all of them split evenly over the pipeline ranks and their chunks."""
+    if not split.counted or split.layout is not None or _sized(split):
+        return True
+    return (model.num_layers + split.counted) % (pp * vpp) == 0
+
+
+@rule(
+    "split-flags-vs-uneven",
+    because="first {split.first} or last {split.last} stage layers are given, and the embedding ({split.embedding}) or "
+    "the loss ({split.loss}) counts as a layer too",
+    source=megatron(f"{CONFIG}:2237"),
+)
+def counted_ends_or_sized_ends(split: Split) -> bool:
+    """Sized ends exclude counted embeddings and losses."""
+    return not split.counted or not _sized(split)
 
 
 @rule(
@@ -129,7 +157,7 @@ def sized_stages_exist(pp: int, split: Split, model: Model) -> bool:
 def middle_exists(pp: int, split: Split, model: Model) -> bool:
     """Sized ends leave middle layers if and only if they leave middle stages."""
     layers, ranks = _middle(split, pp, model.num_layers)
-    if split.layout is not None or _even(split) or ranks < 0:
+    if split.layout is not None or not _sized(split) or ranks < 0:
         return True
     return layers >= 0 and (layers == 0) == (ranks == 0)
 
@@ -144,7 +172,7 @@ def middle_exists(pp: int, split: Split, model: Model) -> bool:
 def middle_splits(pp: int, vpp: int, split: Split, model: Model) -> bool:
     """The layers between sized ends split evenly over the middle stages and their chunks."""
     layers, ranks = _middle(split, pp, model.num_layers)
-    if split.layout is not None or _even(split) or ranks < 1 or layers < 1:
+    if split.layout is not None or not _sized(split) or ranks < 1 or layers < 1:
         return True
     return layers % ranks == 0 and layers // ranks % vpp == 0
 

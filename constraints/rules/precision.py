@@ -21,6 +21,11 @@ TOKEN_MULTIPLE: Final = {
 """Rows that a quantised matrix must be a multiple of."""
 
 
+def keeps_fp8_weights(job: Job) -> bool:
+    """Return whether weights are gathered in FP8: it is asked for, and the precision has FP8."""
+    return job.settings.fp8_param and job.precision not in ("bf16", "nvfp4")
+
+
 @rule(
     "fp8-recipe-arch",
     because="{machine.title} has no kernels for {job.precision}",
@@ -78,7 +83,7 @@ def mxfp8_weights_are_kept_once(job: Job) -> bool:
 )
 def fp8_weights_need_fp8(job: Job) -> bool:
     """FP8 weights need an FP8 precision."""
-    return not job.settings.fp8_param or job.precision not in ("bf16", "nvfp4")
+    return not job.settings.fp8_param or keeps_fp8_weights(job)
 
 
 @rule(
@@ -89,7 +94,7 @@ def fp8_weights_need_fp8(job: Job) -> bool:
 )
 def fp8_weights_need_distributed_optimizer(job: Job) -> bool:
     """In Megatron-LM, FP8 weights need the distributed optimizer."""
-    return not job.settings.fp8_param or job.settings.distributed_optimizer
+    return not keeps_fp8_weights(job) or job.settings.distributed_optimizer
 
 
 @rule(

@@ -54,6 +54,8 @@ SPLIT_FIELDS: Final = {
     "first": "first_stage_layers",
     "last": "last_stage_layers",
     "layout": "pipeline_layout",
+    "embedding": "embedding_in_split",
+    "loss": "loss_in_split",
 }
 RECOMPUTE: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -179,6 +181,11 @@ def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
         ends += [Split(first=now.first, last=n) for n in range(1, layers)]
         ends += [Split(first=n, last=now.last) for n in range(1, layers)]
     legal = [Split()] if layers % (pp * vpp) == 0 else []
+    legal += [
+        split
+        for split in (Split(embedding=True, loss=True), Split(embedding=True), Split(loss=True))
+        if pp > 1 and job.model.layer_pattern is None and (layers + split.counted) % (pp * vpp) == 0
+    ]
     for split in ends:
         case = {"pp": pp, "vpp": vpp, "split": split}
         laws = (first_stage_splits, last_stage_splits, middle_exists, middle_splits)

@@ -21,6 +21,8 @@ MODEL_ARGS=(
     --normalization RMSNorm
     --swiglu
     --disable-bias-linear
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --untie-embeddings-and-output-weights
 )
 

@@ -56,6 +56,7 @@ DELTA_NETS: Final[Mapping[str, str]] = {
 MAMBA: Final[Mapping[str, str]] = {
     name: name for name in ("mamba_state_dim", "mamba_num_heads", "mamba_head_dim", "mamba_num_groups")
 }
+MAMBA_TAPS: Final = 4
 # Keys that are read together with others.
 OTHERS: Final = (
     "multi_latent_attention",
@@ -65,6 +66,7 @@ OTHERS: Final = (
     "moe_aux_loss_coeff",
     "normalization",
     "position_embedding_type",
+    "rope_type",
     "max_position_embeddings",
     "padded_vocab_size",
     "window_size",
@@ -74,6 +76,8 @@ OTHERS: Final = (
     "hybrid_override_pattern",
 )
 ARCHITECTURE: Final = (*SAME, *MLA, *EXPERTS, *DELTA_NETS, *MAMBA, *OTHERS)
+
+ROTARY: Final = ("rope", "yarn", "none")
 
 RUN: Final = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
 MOST_LAYERS: Final = 10_000
@@ -112,6 +116,9 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         if on or not whole:
             tables.append(table)
     out = {field: said[key] for table in tables for key, field in table.items() if key in said}
+    if whole and "mamba_num_heads" in out:
+        # The mixer has no option for it.
+        out["mamba_conv_kernel"] = MAMBA_TAPS
     if whole and mla:
         out["q_lora_rank"] = said.get("q_lora_rank")
     if "multi_latent_attention" in said or whole:
@@ -122,6 +129,14 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         out["vocab_size"] = said["padded_vocab_size"]
     if said.get("position_embedding_type") == "learned_absolute" and said.get("max_position_embeddings"):
         out["learned_positions"] = said["max_position_embeddings"]
+    rotary = said.get("position_embedding_type")
+    if mla:
+        rotary = said.get("rope_type", "yarn" if whole else None)
+    elif not whole:
+        # Of a model that is known by its name.
+        rotary = said.get("rope_type", rotary)
+    if rotary in ROTARY:
+        out["rotary"] = rotary
     if said.get("softmax_type") == "learnable":
         out["attention_sink"] = True
     if whole:
@@ -137,6 +152,8 @@ def dimensions(model: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         if whole:
             out.pop("num_layers", None)
             out["num_layers"] = len(str(pattern).replace("|", "").partition("/")[0])
+            # The pattern decides, whatever else is said.
+            out["mtp_num_layers"] = len(blocks)
     return out
 
 

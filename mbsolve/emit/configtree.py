@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from mbsolve.constraints.placement import expand_layout
 from mbsolve.emit.architecture import ARCHITECTURE, NotModelledError, dimensions
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.hybrid import layout_of
@@ -31,6 +32,8 @@ DIRECT: Final = {
     "model.sequence_parallel": "sequence_parallel",
     "model.num_layers_in_first_pipeline_stage": "first_stage_layers",
     "model.num_layers_in_last_pipeline_stage": "last_stage_layers",
+    "model.account_for_embedding_in_pipeline_split": "embedding_in_split",
+    "model.account_for_loss_in_pipeline_split": "loss_in_split",
     "model.recompute_granularity": "recompute_granularity",
     "model.recompute_method": "recompute_method",
     "model.recompute_num_layers": "recompute_num_layers",
@@ -42,6 +45,8 @@ DIRECT: Final = {
     "model.use_transformer_engine_op_fuser": "op_fuser",
     "model.moe_expert_rank_capacity_factor": "expert_rank_capacity",
     "model.fp8_output_proj": "fp8_output_proj",
+    "model.attention_dropout": "attention_dropout",
+    "model.hidden_dropout": "hidden_dropout",
     "optimizer.use_precision_aware_optimizer": "precision_aware_optimizer",
 }
 SPECIAL: Final = (
@@ -54,6 +59,8 @@ SPECIAL: Final = (
     "model.moe_token_dispatcher_type",
     "model.moe_flex_dispatcher_backend",
     "model.moe_enable_deepep",
+    "model.moe_router_padding_for_quantization",
+    "model.moe_router_padding_for_fp8",
     "model.cp_comm_type",
     *(
         f"{section}.{key}"
@@ -153,10 +160,6 @@ def _stages(where: str, out: Entry, given: Section) -> None:
     if layout is None and isinstance(pattern, str) and "|" in pattern:
         layout = layout_of(pattern)
     out.state(where, "pipeline_layout", layout)
-    for name in ("embedding", "loss"):
-        key = f"account_for_{name}_in_pipeline_split"
-        if given.switch(f"model.{key}"):
-            out.skipped = f"{key} is on, and such a split is not modelled: say pipeline_model_parallel_layout"
     out.state(where, "recompute_modules", given.words("model.recompute_modules"))
 
 
@@ -167,6 +170,9 @@ def _letters(stage: Any) -> Iterator[str]:
 
 
 def _experts(where: str, out: Entry, given: Section) -> None:
+    # The second is the former name of the first, and turns it on.
+    padding = [given.switch(f"model.moe_router_padding_for_{name}") for name in ("quantization", "fp8")]
+    out.state(where, "router_padding", any(padding) if padding != [None, None] else None)
     kind = given.get("model.moe_token_dispatcher_type")
     backend = given.get("model.moe_flex_dispatcher_backend")
     if given.switch("model.moe_enable_deepep"):
@@ -252,12 +258,27 @@ def _flag_defaults(out: Entry, given: Section) -> None:
     layers = given.get("model.num_layers_per_virtual_pipeline_stage")
     if layers is not None:
         total, pp = given.get("model.num_layers"), out.plan.get("pp", 1)
+        if isinstance(total, int):
+            total += sum(bool(out.plan.get(name)) for name in ("embedding_in_split", "loss_in_split"))
         numbers = (layers, total, pp)
         if not all(isinstance(one, int) and one > 0 for one in numbers) or total % (pp * layers):
             raise InputError(
                 f"--num-layers-per-virtual-pipeline-stage is {layers!r}, but it must divide the layers of a pipeline rank."
             )
         out.state("the command", "vpp", total // pp // layers)
+    _stages_of_layout(out)
+
+
+def _stages_of_layout(out: Entry) -> None:
+    """A layout says how many virtual stages a pipeline rank has, also of a pattern."""
+    layout, pp = out.plan.get("pipeline_layout"), out.plan.get("pp", 1)
+    if not isinstance(layout, str) or not isinstance(pp, int) or pp < 2:
+        return
+    stages = len(expand_layout(layout))
+    if stages % pp == 0 and "vpp" not in out.plan:
+        out.plan["vpp"] = stages // pp
+        if stages > pp:
+            out.read_as["vpp"] = f"{stages // pp}, of the {stages} stages of the layout"
 
 
 def _tell(out: Entry, given: Section) -> None:

@@ -1,6 +1,8 @@
-"""The process environment that a plan needs."""
+"""What a launch needs beside its arguments' own words: the process environment, and how context groups lie over hosts."""
 
 from __future__ import annotations
+
+from math import gcd
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
@@ -41,3 +43,9 @@ def _hybridep(job: Job, plan: Plan) -> dict[str, str]:
         "NVLINK_DOMAIN_SIZE": str(reach),
         "USE_MNNVL": str(int(crosses_hosts)),
     }
+
+
+def context_groups(job: Job, plan: Plan) -> tuple[str, str]:
+    """Sizes of the inner and the outer group of hierarchical context parallelism: the inner one stays on a host."""
+    inner = gcd(plan.cp, max(1, job.gpus_per_node // plan.tp))
+    return str(inner), str(plan.cp // inner)

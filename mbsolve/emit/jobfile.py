@@ -152,9 +152,6 @@ def _config(where: str, out: Entry, config: Mapping[str, Any]) -> None:
     _recompute(where, out, rest.pop("recompute", None))
     for switches, amounts, target, alone in spell.AMOUNTS:
         _amount(where, out, rest, switches, amounts, target, alone)
-    for key in spell.SKIPPED:
-        if rest.pop(key, False):
-            out.skipped = f"{key} is not modelled"
     for key, value in rest.items():
         if key in spell.OUT_OF_SCOPE:
             if value:

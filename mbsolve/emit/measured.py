@@ -19,7 +19,7 @@ from mbsolve.constraints.vocabulary import (
     RECOMPUTE_MODULES,
 )
 from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.recorded import recorded_settings
+from mbsolve.emit.recorded import counted_ends, recorded_settings
 from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.small_models import Unmodelled, small_model
 from mbsolve.emit.spellings import PRECISIONS
@@ -289,6 +289,7 @@ def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
         "mbs": row.get("mbs") or PER_STEP["mbs"],
         "sequence_parallel": None if row.get("sp") is None else bool(row["sp"]) and row["tp"] > 1,
         "pipeline_layout": row.get("pp_layout"),
+        **counted_ends(row),
         "recompute_granularity": granularity,
         "recompute_modules": modules if granularity == "selective" else (),
         "dispatcher": _word(row, "dispatcher", DISPATCHERS) or "alltoall",

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from math import gcd
-from pathlib import Path
 from typing import Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.emit.environment import environment
-from mbsolve.emit.files import OutputError, ensure_writable, write_all
+from mbsolve.emit.environment import context_groups
 from mbsolve.emit.hybrid import marked_pattern
-from mbsolve.emit.jobwriter import job_file
-from mbsolve.solver.outcome import Outcome
 
-__all__ = ["OutputError", "command", "ensure_writable", "environment", "overrides", "write"]
+__all__ = ["lines", "overrides"]
 
 Value = bool | int | float | str | tuple[str, ...] | None
 
@@ -77,7 +72,7 @@ def spell(value: Value) -> str:
     return str(value)
 
 
-def _lines(prefix: str, values: Mapping[str, Value]) -> list[str]:
+def _keys(prefix: str, values: Mapping[str, Value]) -> list[str]:
     return [f"{prefix}.{key}={spell(value)}" for key, value in values.items()]
 
 
@@ -91,14 +86,14 @@ def overrides(job: Job, plan: Plan) -> list[str]:
         f"train.micro_batch_size={plan.mbs}",
         f"train.global_batch_size={job.gbs}",
         f"dataset.seq_length={job.seq_len}",
-        *_lines("model", _parallelism(job, plan)),
-        *_lines("model", _recompute(plan)),
-        *(_lines("model", _experts(job, plan)) if job.model.is_moe else []),
-        *_lines("model", _kernels(job)),
+        *_keys("model", _parallelism(job, plan)),
+        *_keys("model", _recompute(plan)),
+        *(_keys("model", _experts(job, plan)) if job.model.is_moe else []),
+        *_keys("model", _kernels(job)),
         *_overlap(job, plan),
         *_precision(job),
         *_optimizer(job, plan),
-        *_lines("model", _offload(plan)),
+        *_keys("model", _offload(plan)),
         *_graphs(plan),
     ]
 
@@ -116,8 +111,8 @@ def _parallelism(job: Job, plan: Plan) -> dict[str, Value]:
         "pipeline_model_parallel_layout": layout,
         "num_layers_in_first_pipeline_stage": plan.first_stage_layers,
         "num_layers_in_last_pipeline_stage": plan.last_stage_layers,
-        "account_for_embedding_in_pipeline_split": False,
-        "account_for_loss_in_pipeline_split": False,
+        "account_for_embedding_in_pipeline_split": plan.embedding_in_split,
+        "account_for_loss_in_pipeline_split": plan.loss_in_split,
         "cp_comm_type": job.settings.cp_comm_type,
     }
     if job.model.layer_pattern is not None:
@@ -125,8 +120,7 @@ def _parallelism(job: Job, plan: Plan) -> dict[str, Value]:
         marked = marked_pattern(job.model.layer_pattern, plan.pipeline_layout)
         out |= {"hybrid_layer_pattern": f'"{marked}"', "pipeline_model_parallel_layout": None}
     if job.settings.cp_comm_type == "a2a+p2p":
-        inner = gcd(plan.cp, max(1, job.gpus_per_node // plan.tp))
-        out["hierarchical_context_parallel_sizes"] = (str(inner), str(plan.cp // inner))
+        out["hierarchical_context_parallel_sizes"] = context_groups(job, plan)
     return out
 
 
@@ -148,6 +142,9 @@ def _experts(job: Job, plan: Plan) -> dict[str, Value]:
         "moe_flex_dispatcher_backend": plan.dispatcher if flex else None,
         "moe_shared_expert_overlap": job.settings.shared_expert_overlap and not (flex or plan.ep_overlap),
         "moe_permute_fusion": job.settings.permute_fusion,
+        # The second is the former name, which recipes set and which turns the first one on.
+        "moe_router_padding_for_quantization": job.settings.router_padding,
+        "moe_router_padding_for_fp8": job.settings.router_padding,
     }
     if plan.dispatcher == "deepep":
         # Its kernels take router probabilities in FP32 only.
@@ -161,6 +158,8 @@ def _kernels(job: Job) -> dict[str, Value]:
         "gradient_accumulation_fusion": job.settings.grad_accumulation_fusion,
         "apply_rope_fusion": job.settings.rope_fusion,
         "use_transformer_engine_op_fuser": job.settings.op_fuser,
+        "attention_dropout": job.settings.attention_dropout,
+        "hidden_dropout": job.settings.hidden_dropout,
     }
     if job.settings.expert_rank_capacity is not None:
         out["moe_expert_rank_capacity_factor"] = job.settings.expert_rank_capacity
@@ -183,7 +182,7 @@ def _overlap(job: Job, plan: Plan) -> list[str]:
         "comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
         + ",".join(f"{key}:{'false' if key == 'tp_comm_overlap' else 'null'}" for key in values)
         + "}",
-        *_lines("comm_overlap", values),
+        *_keys("comm_overlap", values),
     ]
 
 
@@ -212,7 +211,7 @@ def _precision(job: Job) -> list[str]:
     }
     body = ",".join(f"{key}:{value}" for key, value in whole.items())
     target = "_target_:megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-    return [*lines, f"mixed_precision={{{target},{body}}}", *_lines("mixed_precision", changes)]
+    return [*lines, f"mixed_precision={{{target},{body}}}", *_keys("mixed_precision", changes)]
 
 
 def _optimizer(job: Job, plan: Plan) -> list[str]:
@@ -220,7 +219,7 @@ def _optimizer(job: Job, plan: Plan) -> list[str]:
     distributed = job.settings.distributed_optimizer
     return [
         f"ddp.use_distributed_optimizer={spell(distributed)}",
-        *_lines(
+        *_keys(
             "optimizer",
             {
                 "use_distributed_optimizer": distributed,
@@ -250,7 +249,7 @@ def _offload(plan: Plan) -> dict[str, Value]:
 
 
 def _graphs(plan: Plan) -> list[str]:
-    lines = _lines(
+    lines = _keys(
         "model",
         {"cuda_graph_impl": plan.cuda_graph_impl, "cuda_graph_modules": plan.cuda_graph_scope},
     )
@@ -262,35 +261,7 @@ def _graphs(plan: Plan) -> list[str]:
     return lines
 
 
-def command(job: Job, plan: Plan) -> list[str]:
-    """The lines that a person pastes into a shell: the environment, then the launch."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items()]
-    launch = ["torchrun ... scripts/training/run_recipe.py --recipe RECIPE"]
-    arguments = [f"  {shlex.quote(text)}" for text in overrides(job, plan)]
-    lines = launch + arguments
-    return exports + [f"{line} \\" for line in lines[:-1]] + lines[-1:]
-
-
-def write(job: Job, outcome: Outcome, directory: str | Path, report: str = "") -> None:
-    """Write the answer into a directory: all files, or none.
-
-    ``outcome.json`` always, ``report.txt`` when a report is given; with a plan also ``plan.json``, ``job.yaml`` (a job
-    file for `mbsolve check` and the like), ``overrides.txt`` (one KEY=VALUE a line, not quoted for a shell) and
-    ``env.sh``.
-
-    Raises
-    ------
-    OutputError
-        If the directory cannot be written.
-    """
-    files = {"outcome.json": outcome.model_dump_json(indent=2) + "\n"}
-    if report:
-        files["report.txt"] = report
-    if outcome.best:
-        plan = outcome.best.plan
-        exports = (f"export {name}={shlex.quote(value)}" for name, value in environment(job, plan).items())
-        files["plan.json"] = plan.model_dump_json(indent=2) + "\n"
-        files["job.yaml"] = job_file(job, plan)
-        files["overrides.txt"] = "".join(f"{text}\n" for text in overrides(job, plan))
-        files["env.sh"] = "".join(f"{text}\n" for text in exports)
-    write_all(directory, files)
+def lines(job: Job, plan: Plan) -> tuple[str, list[str]]:
+    """The call of the launcher, and its arguments quoted for a shell, one line each."""
+    call = "torchrun ... scripts/training/run_recipe.py --recipe RECIPE"
+    return call, [shlex.quote(text) for text in overrides(job, plan)]

@@ -65,6 +65,9 @@ _MODEL: Final = (
     "mamba_num_heads",
     "mamba_head_dim",
     "mamba_num_groups",
+    "attention_dropout",
+    "hidden_dropout",
+    "rope_type",
 )
 
 
@@ -123,6 +126,8 @@ _ON: Final = (
     "use_transformer_engine_op_fuser",
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
+    "moe_router_padding_for_quantization",
+    "moe_router_padding_for_fp8",
 )
 # Flags without a value -> key, and what it becomes.
 SWITCHES: Final[Mapping[str, tuple[str, Any]]] = {
@@ -167,6 +172,10 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "model.normalization": "LayerNorm",
     "model.position_embedding_type": "learned_absolute",
     "model.qk_layernorm": False,
+    "model.attention_dropout": 0.1,
+    "model.hidden_dropout": 0.1,
+    "model.account_for_embedding_in_pipeline_split": False,
+    "model.account_for_loss_in_pipeline_split": False,
     "model.moe_router_topk": 2,
     "model.moe_layer_freq": 1,
     "model.moe_router_load_balancing_type": ["aux_loss"],

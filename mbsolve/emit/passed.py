@@ -70,12 +70,11 @@ MATTERS: Final[Mapping[str, str]] = {
 NEUTRAL: Final[Mapping[str, Any]] = {
     "num_distributed_optimizer_instances": 1,
     "activation_offload_fraction": 1,
+    "experimental_attention_variant": "gated_delta_net",
 }
 # Said by us, or a consequence of what is read: not worth a word.
 QUIET: Final = frozenset(
     [
-        "model.account_for_embedding_in_pipeline_split",
-        "model.account_for_loss_in_pipeline_split",
         "model.hierarchical_context_parallel_sizes",
         "model.cpu_offloading_activations",
         "model.moe_router_dtype",
@@ -138,5 +137,5 @@ def matter(key: str, value: Any) -> bool:
     if key not in REPLACES and key not in MATTERS:
         return False
     if isinstance(value, list | dict | str):
-        return bool(value) and value not in HARMLESS
+        return bool(value) and value not in HARMLESS and value != NEUTRAL.get(key)
     return value not in HARMLESS and value != NEUTRAL.get(key, HARMLESS)

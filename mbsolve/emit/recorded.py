@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mbsolve.emit.spellings import DTYPES
+from mbsolve.models.card import CardError, load_model
 
-__all__ = ["recorded_settings"]
+__all__ = ["counted_ends", "recorded_settings"]
 
 # Tuned throughput runs, by tier, by stack, or because the row tells its TFLOP/s: their recipes reduce gradients in BF16
 # (226 of the 231 pretraining rows that record it).
@@ -21,6 +22,9 @@ WIDE_GRADIENTS: Final = (
     "grad_accum_fp32",
     "accumulate_allreduce_grads_in_fp32",
 )
+# Models whose pretraining recipes, in Megatron-Bridge, NeMo 2 and the Megatron MoE model zoo, count the embedding and the
+# loss as layers of the split.
+COUNTED_ENDS: Final = ("Llama-3.1-405B", "Qwen3-235B-A22B")
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "tp_comm_overlap": ("tp_comm_overlap",),
     "overlap_grad_reduce": ("ddp_overlap_grad_reduce", "overlap_grad_reduce"),
@@ -34,6 +38,30 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "grad_accumulation_fusion": ("gradient_accumulation_fusion",),
     "expandable_segments": ("expandable_segments",),
 }
+
+
+def counted_ends(row: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether the embedding and the loss count as layers of the split: as the row says, else as its recipe has it.
+
+    What no row says is taken of a recipe only where the layers split evenly with both, and do not without.
+    """
+    extra = row.get("extra") or {}
+    said = {name: extra.get(f"account_for_{name}_in_pipeline_split") for name in ("embedding", "loss")}
+    if set(said.values()) == {None}:
+        said = dict.fromkeys(said, _recipe_counts_ends(row))
+    return {f"{name}_in_split": bool(value) for name, value in said.items()}
+
+
+def _recipe_counts_ends(row: Mapping[str, Any]) -> bool:
+    name, stages = str(row["model"]), (row.get("pp") or 1) * (row.get("vpp") or 1)
+    whole = row.get("pp_layout") is None and "reduced" not in str(row.get("model_params_note"))
+    if not whole or row.get("task") != "pretrain" or not name.startswith(COUNTED_ENDS):
+        return False
+    try:
+        layers = load_model(name).num_layers
+    except CardError:
+        return False  # for the reader of the model to say
+    return layers % stages != 0 and (layers + 2) % stages == 0
 
 
 def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:

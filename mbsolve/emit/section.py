@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from mbsolve.emit.hydra import Tree
 from mbsolve.emit.literals import plain_object
@@ -11,6 +11,9 @@ from mbsolve.emit.passed import QUIET
 from mbsolve.errors import InputError
 
 __all__ = ["Section"]
+
+# Keys of which "none" is a value of its own.
+WORDS: Final = ("model.cuda_graph_impl", "model.position_embedding_type")
 
 
 class Section:
@@ -26,7 +29,7 @@ class Section:
         section, _, name = key.partition(".")
         node = self.tree.get(section)
         value = plain_object(node.get(name)) if isinstance(node, dict) else None
-        return None if value == "none" and not key.endswith("cuda_graph_impl") else value
+        return None if value == "none" and key not in WORDS else value
 
     def switch(self, key: str) -> bool | None:
         """The value of a switch.

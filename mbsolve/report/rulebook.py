@@ -13,6 +13,7 @@ from mbsolve.constraints.rule import FACTS, Normalisation, Rule
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
 from mbsolve.constraints.rules.repair import repair_fields
+from mbsolve.constraints.vocabulary import TARGETS
 from mbsolve.report.words import word
 
 Law = Rule | Normalisation
@@ -50,8 +51,8 @@ def one(rule_id: str) -> list[str]:
     scope = dict.fromkeys(name for law in family for name in law.parameters if name not in FACTS)
     lines += [f"  message: {text}" for text in _messages(family)]
     lines += [f"  reads: {', '.join(scope) or 'the job only'}"]
-    targets = () if any(not law.targets for law in family) else first.targets
-    lines += [f"  targets: {', '.join(targets) or 'all'}"]
+    targets = [target for target in TARGETS if any(law.holds_for(target) for law in family)]
+    lines += [f"  targets: {'all' if len(targets) == len(TARGETS) else ', '.join(targets)}"]
     lines += [
         f"  {name}: {value}" for name, value in (("since", first.since), ("until", first.until)) if value
     ]

@@ -35,7 +35,7 @@ def render(
     ----------
     width : columns, 80 or more for the table to stay whole.
     reasons : sentences on why the best plan is as it is (`report.why.reasons`).
-    run : lines that launch the best plan (`emit.megatron_bridge.command`); printed as they are.
+    run : lines that launch the best plan (`emit.launch.command`); printed as they are.
     """
     parts = ["\n".join(_headline(job, outcome, width))]
     best = outcome.best
@@ -215,5 +215,8 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     if 0 < outcome.proven < len(outcome.plans):
         out.append(f"- the order is proven up to plan {outcome.proven}")
     if job.target == "megatron-lm":
-        out.append("- the launch below is for Megatron-Bridge; flags of Megatron-LM are not written")
+        out.append(
+            "- no card has what DATA_TOKENIZER_AND_SCHEDULE stands for below, the base and the scaling of a rotary "
+            "embedding, or the weights of a router's losses: add them"
+        )
     return out

@@ -29,6 +29,8 @@ ONE_STAGE: dict[str, Any] = {
     "pipeline_layout": None,
     "first_stage_layers": None,
     "last_stage_layers": None,
+    "embedding_in_split": False,
+    "loss_in_split": False,
 }
 
 

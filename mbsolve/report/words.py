@@ -28,6 +28,8 @@ DECISION_WORDS: Final = {
     "pipeline_layout": "layout",
     "first_stage_layers": "first-stage layers",
     "last_stage_layers": "last-stage layers",
+    "embedding_in_split": "embedding as a layer of the split",
+    "loss_in_split": "loss as a layer of the split",
     "recompute_granularity": "recompute",
     "recompute_method": "recompute method",
     "recompute_num_layers": "recomputed layers",
@@ -148,4 +150,9 @@ def layout(plan: Plan) -> str:
         for end, count in (("first", plan.first_stage_layers), ("last", plan.last_stage_layers))
         if count
     ]
+    counted = [
+        name for name, on in (("embedding", plan.embedding_in_split), ("loss", plan.loss_in_split)) if on
+    ]
+    if counted:
+        return f"even, {' and '.join(counted)} counted as {'layers' if len(counted) > 1 else 'a layer'}"
     return ", ".join([*ends, "the rest even"]) if ends else "even"

@@ -58,6 +58,19 @@ def test_exit_code_says_the_status(
     assert ("Run it:" in shown.out) == bool(outcomes[name].plans)
 
 
+@pytest.mark.parametrize(
+    ("target", "script"), [("bridge-0.6", "run_recipe.py"), ("megatron-lm", "pretrain_gpt.py")]
+)
+def test_the_launch_is_for_the_target(
+    target: str, script: str, answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer("optimal")
+    assert main([*ASK, "--target", target]) == 0
+    said = capsys.readouterr().out
+    assert f"{script} " in said.partition("Run it:")[2]
+    assert ("DATA_TOKENIZER_AND_SCHEDULE stands for" in said) == (target == "megatron-lm")
+
+
 def test_json_is_the_outcome_and_nothing_else(
     answer: Answer, outcomes: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
 ) -> None:

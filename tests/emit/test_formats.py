@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mbsolve.constraints.check import violations
 from mbsolve.emit.formats import Given, read_entries
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, read_cases
@@ -179,7 +180,6 @@ def test_options_fill_and_contradict(tmp_path: Path) -> None:
         ("optimizer.optimizer=muon", "optimizer", False),
         ("optimizer.exp_avg_dtype=fp8 optimizer.exp_avg_sq_dtype=fp8", "exp_avg_dtype", False),
         ("model.num_moe_experts=8 model.moe_layer_freq=2", "moe_layer_freq", False),
-        ("model.account_for_loss_in_pipeline_split=true", "account_for_loss_in_pipeline_split", False),
         ("dataset.enable_in_batch_packing=true", "enable_in_batch_packing", True),
         ("model.moe_expert_capacity_factor=1.0", "moe_expert_capacity_factor", True),
         ("train.rampup_batch_size=[16,16,100]", "rampup_batch_size", True),
@@ -212,3 +212,24 @@ def test_shipped_examples() -> None:
 @pytest.mark.parametrize("text", ["", "hello", "A=1\nB=2\n", "#!/bin/bash\npython other.py --num-layers 3\n"])
 def test_what_is_no_format_at_all(text: str, tmp_path: Path) -> None:
     refusal(tmp_path, text)
+
+
+def test_ends_that_count_and_dropout_and_padding_are_read(tmp_path: Path) -> None:
+    text = (
+        "model.account_for_embedding_in_pipeline_split=true model.account_for_loss_in_pipeline_split=true "
+        "model.hidden_dropout=0.1 model.moe_router_padding_for_fp8=true"
+    )
+    case = case_of(tmp_path, text, KNOWN)
+    assert case.plan.embedding_in_split and case.plan.loss_in_split
+    assert case.job.settings.hidden_dropout == 0.1 and case.job.settings.attention_dropout == 0.0
+    assert case.job.settings.router_padding
+
+
+@pytest.mark.parametrize("kind", ["rope", "yarn"])
+def test_the_kind_of_rotary_embedding_changes_a_known_model(kind: str, tmp_path: Path) -> None:
+    case = case_of(
+        tmp_path, f"model.rope_type={kind} model.apply_rope_fusion=true", Given("dsv3", "h100", 256, 4096)
+    )
+    assert case.job.model.rotary == kind
+    broken = [one.rule for one in violations(case.job, case.plan)]
+    assert ("mla-rope-fusion" in broken) == (kind == "rope")

@@ -10,7 +10,9 @@ import pytest
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan, Settings
-from mbsolve.emit.megatron_bridge import OutputError, command, environment, overrides, write
+from mbsolve.emit.environment import environment
+from mbsolve.emit.launch import OutputError, command, write
+from mbsolve.emit.megatron_bridge import overrides
 from mbsolve.reading import make_job
 from mbsolve.solver.outcome import Outcome
 
@@ -27,6 +29,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "pipeline_layout": {"pipeline_layout": "Et*61mL"},
     "first_stage_layers": {"first_stage_layers": 3},
     "last_stage_layers": {"last_stage_layers": 3},
+    "embedding_in_split": {"embedding_in_split": True},
+    "loss_in_split": {"loss_in_split": True},
     "recompute_granularity": {"recompute_granularity": "selective"},
     "recompute_method": {"recompute_method": "block"},
     "recompute_num_layers": {"recompute_num_layers": 2},
@@ -78,6 +82,8 @@ def test_every_setting_changes_the_text(name: str) -> None:
         "moment_dtype": "bf16",
         "cp_comm_type": "a2a",
         "make_vocab_size_divisible_by": 64,
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.1,
     }
     default = getattr(Settings(), name)
     changed = Settings(**{name: other.get(name, not default)})

@@ -69,7 +69,16 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", {"pp": 2, "vpp": 4}),
     ("--pipeline-model-parallel-layout Et*4|t*4L", {"pipeline_layout": "Et*4|t*4L"}),
+    (
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*2|t*2|t*2|t*2L",
+        {"pp": 2, "vpp": 2, "pipeline_layout": "Et*2|t*2|t*2|t*2L"},
+    ),
     ("--decoder-first-pipeline-num-layers 3", {"first_stage_layers": 3}),
+    (
+        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+        + " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        {"pp": 2, "vpp": 5, "embedding_in_split": True, "loss_in_split": True},
+    ),
     (
         "--recompute-granularity selective --recompute-modules core_attn mlp",
         {"recompute_modules": ("core_attn", "mlp")},

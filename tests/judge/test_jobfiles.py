@@ -127,11 +127,14 @@ def test_files_of_many(tmp_path: Path) -> None:
     assert [c.name for c in cases_of(tmp_path, [BASE, BASE])] == ["1", "2"]
     (free,) = cases_of(tmp_path, {**BASE, "config": {"free": "all"}})
     assert free.skipped
-    (counted,) = cases_of(tmp_path, {**BASE, "config": {"account_for_loss_in_pipeline_split": True}})
-    assert counted.skipped and "not modelled" in counted.skipped
-    assert not cases_of(tmp_path, {**BASE, "config": {"account_for_loss_in_pipeline_split": False}})[
-        0
-    ].skipped
+
+
+def test_ends_that_count_as_layers(tmp_path: Path) -> None:
+    theirs = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    ours = {"embedding_in_split": True, "loss_in_split": True}
+    a, b = case_of(tmp_path, config=theirs), case_of(tmp_path, config=ours)
+    assert a.plan == b.plan and a.plan.embedding_in_split and a.plan.loss_in_split
+    assert not case_of(tmp_path, config={name: False for name in theirs}).plan.embedding_in_split
 
 
 def test_what_is_absent_is_completed_and_told(tmp_path: Path) -> None:

@@ -143,6 +143,28 @@ def test_what_a_row_does_not_record_is_taken_from_its_kind() -> None:
     assert not recorded(**dense, extra={"tp_comm_overlap": False})["tp_comm_overlap"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        ({"pp": 8, "vpp": 2}, (True, True)),
+        ({"pp": 2, "vpp": 1}, (False, False)),
+        ({"pp": 5, "vpp": 1}, (False, False)),
+        ({"pp": 8, "vpp": 2, "task": "sft"}, (False, False)),
+        ({"pp": 8, "vpp": 2, "pp_layout": "Et*94L"}, (False, False)),
+        ({"pp": 8, "vpp": 2, "model": "Qwen3-30B-A3B"}, (False, False)),
+        ({"pp": 5, "extra": {"account_for_loss_in_pipeline_split": True}}, (False, True)),
+        ({"pp": 8, "vpp": 2, "extra": {"account_for_loss_in_pipeline_split": False}}, (False, False)),
+    ],
+)
+def test_ends_count_as_layers_where_the_recipe_has_it_and_the_layers_ask_for_it(
+    changes: dict[str, Any], counted: tuple[bool, bool]
+) -> None:
+    row = {**ROW, "model": "Qwen3-235B-A22B", "gpus": 64, "ep": 8, **changes}
+    entry = measured_row(row).entry
+    assert entry is not None
+    assert (entry.plan["embedding_in_split"], entry.plan["loss_in_split"]) == counted
+
+
 def test_vpp_is_taken_from_rows_of_the_same_cell_that_agree() -> None:
     cell = {**ROW, "pp": 2, "ep": 8}
     rows = [{**cell, "vpp": 12}, {**cell, "vpp": None}, {**cell, "vpp": None, "tp": 2}, {**ROW, "vpp": None}]

@@ -1,22 +1,25 @@
 """Where the rules and the real packages differ, sorted into classes, and which classes are known.
 
 ``known.yaml`` holds the tables. ``unchecked``: laws that no validator upstream has, each with its reason; the packages
-may accept what only these refuse. ``reasons``: what the packages say when they refuse, and the laws of ours that mean
-it; one of these must be broken too, so that two refusals for different reasons do not count as agreement.
+may accept what only these refuse (``unchecked_by_flags``: of Megatron-LM's program, ``unchecked_by_patterns``: for models
+with a layer pattern). ``reasons``: what the packages say when they refuse, and the laws of ours that mean it; one of
+these must be broken too, so that two refusals for different reasons do not count as agreement.
 ``beyond``: what they refuse and no law of ours looks at, with the reason. ``rewritten``: launch arguments of legal
 plans that they change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 
-from mbsolve.constraints.check import SPELLINGS, violations
+from mbsolve.constraints.check import SPELLINGS, broken_laws
+from mbsolve.constraints.job import Job
+from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.rules.catalogue import RULES
 from tests.oracle.sampling import Sample
 
@@ -43,12 +46,14 @@ def known() -> Mapping[str, Any]:
 
 def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
     """Sort one configuration with the answer of the packages."""
-    broken = sorted({violation.rule for violation in violations(sample.job, sample.plan)})
+    # As `check` does: by the plan that the stack makes of it.
+    job, plan, _ = normalise(sample.job, sample.plan)
+    broken = sorted(set(broken_laws(job, plan)))
     error: str | None = answer["error"]
     if error is None:
-        return _accepted(broken)
+        return _accepted(broken, _unchecked(sample.job))
     said = quoted(answer)
-    laws = expected(error)
+    laws = expected(f"{error} {answer['where']}")
     if laws is None:
         beyond = any(entry["says"] in error for entry in known()["beyond"])
         if beyond:
@@ -63,7 +68,7 @@ def compare(sample: Sample, answer: Mapping[str, Any]) -> Finding:
 
 
 def expected(error: str) -> Sequence[str] | None:
-    """The laws, of which one is broken where the packages say this; None: not known."""
+    """The laws, of which one is broken where the packages say this (there); None: not known."""
     words = " ".join(error.split())
     for entry in known()["reasons"]:
         if entry["says"] in words:
@@ -78,10 +83,20 @@ def quoted(answer: Mapping[str, Any]) -> str:
     return f"{words[:160]} ({answer['stage']}; {answer['where']})"
 
 
-def _accepted(broken: Sequence[str]) -> Finding:
+def _unchecked(job: Job) -> set[str]:
+    """The laws that no validator of the job's target has."""
+    tables = ["unchecked"]
+    if job.target == "megatron-lm":
+        tables.append("unchecked_by_flags")
+    if job.model.layer_pattern is not None:
+        tables.append("unchecked_by_patterns")
+    return {law for table in tables for law in known()[table]}
+
+
+def _accepted(broken: Sequence[str], unchecked: Collection[str]) -> Finding:
     if not broken:
         return Finding("agree", "legal", legal=True)
-    checked = [law for law in broken if law not in known()["unchecked"]]
+    checked = [law for law in broken if law not in unchecked]
     if checked:
         return Finding("we refuse", ", ".join(checked), legal=False)
     return Finding("known", ", ".join(broken), legal=False)

@@ -4,12 +4,14 @@ A program of its own, because those packages live in an environment of their own
 
     python -m tests.oracle.driver < requests.jsonl > answers.jsonl
 
-A request is one JSON object a line, with the keys of `Request`. What it holds goes the way of a launch: a fresh
+A request is one JSON object a line, with the keys of `Request`. With ``flags`` it goes the way of Megatron-LM's
+``pretrain_gpt.py``: its parser, its checks, its configs (`tests.oracle.flags`). Else it goes that of Bridge: a fresh
 container with the architecture alone, Bridge's own parser for the KEY=VALUE arguments (or, ten times as fast, each
 field set by itself if the request is ``direct``), ``runtime_config_update``
-(which finalises and validates all configs), then what follows on a cluster and needs no GPU: the process grid, the
+(which finalises and validates all configs). Then, for both, what follows on a cluster and needs no GPU: the process grid, the
 layers of every pipeline rank, the micro-batches. An answer has ``error`` (null: nobody objects), the ``stage``
-that objected, ``where`` it did, and ``rewritten``, the arguments that the stack changed.
+that objected, ``where`` it did, ``rewritten``, the arguments that the stack changed, and ``layers``, how many there are
+in every virtual stage.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 from unittest import mock
 
+from tests.oracle.flags import Program
 from tests.oracle.hollow import ABSENT, KERNELS, NEED_TRITON, FusedAdam, Group, HollowFinder
+from tests.oracle.values import built, place, rewritten
 
 VERSIONS = {"megatron-core": "0.19.2", "megatron-bridge": "0.6.2"}
 TRANSFORMER_ENGINE = "2.14.0"
@@ -49,6 +52,7 @@ class Request(TypedDict):
     environment: dict[str, str]
     overrides: list[str]
     direct: NotRequired[bool]
+    flags: NotRequired[list[str]]
 
 
 class Stack:
@@ -81,6 +85,7 @@ class Stack:
         vars(import_module("transformer_engine.pytorch.optimizers"))["FusedAdam"] = FusedAdam
         self._bridge()
         parser = import_module("hydra.core.override_parser.overrides_parser").OverridesParser.create()
+        self._program: Program | None = None
         self.parsed = lru_cache(maxsize=None)(lambda text: parser.parse_override(text).value())
         vars(self.parallel)["create_group"] = lambda ranks=None, *_, **__: Group(ranks)
 
@@ -129,31 +134,48 @@ class Stack:
 
     def answer(self, request: Request) -> dict[str, Any]:
         """Who objects to a request, if anybody does."""
-        stage, state = "overrides", dict[str, Any]()
+        state = dict[str, Any](stage="overrides")
         try:
             with (
                 self._machine(request),
                 self._world(request["gpus"]),
                 contextlib.redirect_stdout(io.StringIO()),
             ):
-                config = self._applied(self.container(request), request)
-                config.model.seq_length = config.dataset.seq_length
-                stage = "config"
-                self.config.runtime_config_update(config)
-                state["rewritten"] = _rewritten(config, request["overrides"])
-                stage = "grid"
-                self._grid(config.model)
-                stage = "layers"
-                self._layers(config.model)
-                stage = "batch"
-                train = config.train
-                self.batches.ConstantNumMicroBatchesCalculator(
-                    train.global_batch_size, train.micro_batch_size, config.data_parallel_size, False, 0
-                )
+                judge = self._by_flags if "flags" in request else self._by_bridge
+                judge(request, state)
         except Exception as error:  # noqa: BLE001 - whatever they raise is the answer
             text = f"{type(error).__name__}: {error}".strip()
-            return {"error": text, "stage": stage, "where": _place(error), **state}
+            return {"error": text, "where": place(error), **state}
+        del state["stage"]
         return {"error": None, **state}
+
+    def _by_bridge(self, request: Request, state: dict[str, Any]) -> None:
+        config = self._applied(self.container(request), request)
+        config.model.seq_length = config.dataset.seq_length
+        state["stage"] = "config"
+        self.config.runtime_config_update(config)
+        state["rewritten"] = rewritten(config, request["overrides"])
+        pattern, train = getattr(config.model, "hybrid_layer_pattern", None), config.train
+        batch = (train.global_batch_size, train.micro_batch_size, config.data_parallel_size)
+        self._launched(config.model, pattern, batch, state)
+
+    def _by_flags(self, request: Request, state: dict[str, Any]) -> None:
+        self._program = self._program or Program()
+        state["stage"] = "config"
+        args, model, state["rewritten"] = self._program.configured(request.get("flags", []))
+        batch = (args.global_batch_size, args.micro_batch_size, args.data_parallel_size)
+        self._launched(model, args.hybrid_layer_pattern, batch, state)
+
+    def _launched(
+        self, model: Any, pattern: str | None, batch: tuple[int, int, int], state: dict[str, Any]
+    ) -> None:
+        """What follows the configs and needs no GPU."""
+        state["stage"] = "grid"
+        self._grid(model)
+        state["stage"] = "layers"
+        state["layers"] = self._layers(model, pattern)
+        state["stage"] = "batch"
+        self.batches.ConstantNumMicroBatchesCalculator(*batch, False, 0)
 
     def _applied(self, config: Any, request: Request) -> Any:
         if not request.get("direct"):
@@ -162,7 +184,7 @@ class Stack:
             owner, (*path, last) = config, text.partition("=")[0].split(".")
             for name in path:
                 owner = getattr(owner, name)
-            value = _built(self.parsed(text))
+            value = built(self.parsed(text))
             if isinstance(getattr(owner, last), self.torch.dtype):
                 value = getattr(self.torch, DTYPES[value])
             setattr(owner, last, value)
@@ -180,22 +202,24 @@ class Stack:
             create_gloo_process_groups=False,
         )
 
-    def _layers(self, model: Any) -> None:
+    def _layers(self, model: Any, pattern: str | None) -> list[int]:
+        """Layers of every virtual stage, in the order of the model."""
         ranks, chunks = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size
         self.parallel.set_virtual_pipeline_model_parallel_world_size(chunks)
         self.parallel.set_pipeline_model_parallel_world_size(ranks)
-        pattern = getattr(model, "hybrid_layer_pattern", None)
-        placed = 0
+        placed = [0] * (ranks * (chunks or 1))
         for rank in range(ranks):
             # A layout is read for the rank that one is.
             self.parallel.set_pipeline_model_parallel_rank(rank)
             for chunk in range(chunks) if chunks else (None,):
                 if pattern is None:
-                    placed += self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
+                    here = self.block.get_num_layers_to_build(model, vp_stage=chunk, pp_rank=rank)
                 else:
-                    placed += self._segment(model, pattern, rank, chunk)
-        if placed != model.num_layers:
-            raise ValueError(f"{placed} layers are placed, the model has {model.num_layers}")
+                    here = self._segment(model, pattern, rank, chunk)
+                placed[(chunk or 0) * ranks + rank] = here
+        if sum(placed) != model.num_layers:
+            raise ValueError(f"{sum(placed)} layers are placed, the model has {model.num_layers}")
+        return placed
 
     def _segment(self, model: Any, pattern: str, rank: int, chunk: int | None) -> int:
         """Layers of a pattern in one virtual stage."""
@@ -247,50 +271,6 @@ class Stack:
             with contextlib.suppress(Exception):
                 self.parallel.destroy_model_parallel()
             distributed.destroy_process_group()
-
-
-def _built(value: Any) -> Any:
-    """A parsed value; what has a target is made of it, as Bridge's parser does."""
-    if not isinstance(value, dict):
-        return [*value] if isinstance(value, list) else value
-    module, _, name = value["_target_"].rpartition(".")
-    made = getattr(import_module(module), name)
-    fields = {key: _built(field) for key, field in value.items() if key[0] != "_"}
-    return made if value.get("_call_") is False else made(**fields)
-
-
-def _place(error: BaseException) -> str:
-    """File and line of the innermost frame."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    file = Path(trace.tb_frame.f_code.co_filename).as_posix()
-    cut = file.rfind("megatron/")
-    return f"{file[cut:] if cut >= 0 else Path(file).name}:{trace.tb_lineno}"
-
-
-def _rewritten(config: Any, overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The arguments that the stack did not leave as they were: what was asked, what it came to."""
-    out = {}
-    for text in overrides:
-        key, _, asked = text.partition("=")
-        owner, _, field = key.rpartition(".")
-        if owner in ("model", "optimizer", "ddp", "train", "dataset"):
-            got = _spelt(getattr(getattr(config, owner), field))
-            if asked.strip('"') != got and not got.startswith("torch."):
-                out[key] = [asked, got]
-    return out
-
-
-def _spelt(value: Any) -> str:
-    """A value as the launch lines spell it."""
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_spelt, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(getattr(value, "name", value))
 
 
 def main() -> None:

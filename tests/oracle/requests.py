@@ -1,4 +1,4 @@
-"""A job and a plan as a request to the driver: the architecture of the card, and what mbsolve would launch."""
+"""A job and a plan as a request to the driver: what mbsolve would launch, and for Bridge the architecture of the card."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.environment import environment
 from mbsolve.emit.megatron_bridge import overrides
+from mbsolve.emit.megatron_lm import flags
 from mbsolve.models.card import Model
 
 
 def request(job: Job, plan: Plan, *, direct: bool = True) -> dict[str, Any]:
     """What `tests/oracle/driver.py` reads."""
     major, minor = job.machine.compute_capability
-    return {
-        "architecture": architecture(job.model),
-        "vocabulary": job.model.vocab_size,
+    machine = {
         "device": [job.machine.device_name, major, minor],
         "gpus": job.gpus,
         "environment": environment(job, plan),
+    }
+    if job.target == "megatron-lm":
+        return {**machine, "flags": [*flags(job, plan), *_wished_flags(job)]}
+    return {
+        **machine,
+        "architecture": architecture(job.model),
+        "vocabulary": job.model.vocab_size,
         "overrides": [*overrides(job, plan), *_wishes(job)],
         "direct": direct,
     }
@@ -30,6 +36,14 @@ def _wishes(job: Job) -> list[str]:
     out = [f"model.fp8_output_proj={str(job.settings.fp8_output_proj).lower()}"]
     if job.model.is_moe:
         out.append(f"model.moe_shared_expert_overlap={str(job.settings.shared_expert_overlap).lower()}")
+    return out
+
+
+def _wished_flags(job: Job) -> list[str]:
+    """The same for flags, of which a second one of its kind does no harm."""
+    out = ["--fp8-output-proj"] if job.settings.fp8_output_proj else []
+    if job.model.is_moe and job.settings.shared_expert_overlap:
+        out.append("--moe-shared-expert-overlap")
     return out
 
 
@@ -63,6 +77,7 @@ def architecture(model: Model) -> dict[str, Any]:
             "qk_head_dim": model.qk_nope_head_dim,
             "qk_pos_emb_head_dim": model.qk_rope_head_dim,
             "v_head_dim": model.v_head_dim,
+            "rope_type": model.rotary,
         }
     if model.is_moe:
         out |= {

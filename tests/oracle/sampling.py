@@ -19,6 +19,10 @@ from mbsolve.constraints.vocabulary import (
 )
 from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import Model, load_model
+from tests.oracle.bases import BASES, COUNTED
+
+JUDGED: Final = ("bridge-0.6", "megatron-lm")
+"""Targets of which the real validators are asked."""
 
 
 class Sample(NamedTuple):
@@ -28,44 +32,6 @@ class Sample(NamedTuple):
     plan: Plan
 
 
-# model, gpus, seq_len, gbs, plan
-BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
-    ("dsv3", 256, 4096, 512, {"pp": 8, "ep": 32, "pipeline_layout": "Et*7|t*8|t*8|t*8|t*8|t*8|t*8|t*6mL"}),
-    ("dsv3", 256, 8192, 512, {"pp": 8, "ep": 16, "vpp": 4, "pipeline_layout": "Et*3|(tt|)*29m|L"}),
-    ("dsv3", 61, 4096, 61, {"pp": 61}),
-    ("moonlight-16b", 16, 4096, 64, {"pp": 1, "ep": 8}),
-    (
-        "moonlight-16b",
-        32,
-        4096,
-        64,
-        {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True, "first_stage_layers": 13},
-    ),
-    ("glm-4.5-air", 64, 4096, 256, {"pp": 2, "ep": 8}),
-    ("glm-4.5-air", 64, 4096, 256, {"ep": 8}),
-    ("qwen3-30b-a3b", 16, 4096, 64, {"pp": 2, "tp": 2, "ep": 4, "sequence_parallel": True}),
-    ("qwen3-30b-a3b", 16, 4096, 64, {"ep": 8, "cp": 2}),
-    ("qwen3-30b-a3b", 32, 4096, 128, {"pp": 4, "vpp": 3, "ep": 8}),
-    ("qwen3-30b-a3b", 24, 4096, 144, {"pp": 3, "ep": 8, "vpp": 2}),
-    ("llama3-8b", 8, 8192, 128, {"tp": 2, "sequence_parallel": True}),
-    ("llama3-8b", 32, 8192, 128, {"tp": 2, "pp": 4, "vpp": 2, "cp": 2}),
-    ("llama3-8b", 16, 8192, 128, {"pp": 2, "first_stage_layers": 15, "last_stage_layers": 17}),
-    ("llama3-8b", 16, 8192, 128, {"pp": 4, "first_stage_layers": 10, "last_stage_layers": 10, "vpp": 2}),
-    ("llama3-8b", 36, 8192, 144, {"pp": 36, "pipeline_layout": "E||(t|)*32|L"}),
-    ("mixtral-8x7b", 16, 4096, 64, {"ep": 8}),
-    ("deepseek-v2", 64, 4096, 256, {"pp": 4, "ep": 16}),
-    ("gpt3-175b", 64, 2048, 128, {"tp": 8, "pp": 8, "vpp": 2, "sequence_parallel": True}),
-    ("qwen3-next-80b", 64, 4096, 256, {"tp": 2, "pp": 4, "ep": 8, "sequence_parallel": True}),
-    ("nemotron-3-nano", 16, 8192, 64, {"ep": 8, "pp": 2}),
-    (
-        "nemotron-3.5-lightning",
-        16,
-        8192,
-        64,
-        {"pp": 4, "ep": 4, "pipeline_layout": "Et*16|t*12|t*12|t*12mmL"},
-    ),
-    ("gpt-oss-20b", 16, 4096, 64, {"pp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}),
-)
 MACHINES: Final = ("a100", "h100", "h100", "h200", "h20", "b200", "b300", "gb200", "gb300")
 LAYOUTS: Final = (
     None,
@@ -100,6 +66,8 @@ VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_layout": LAYOUTS,
     "first_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 15, 16, 23),
     "last_stage_layers": (None, 0, 1, 6, 8, 10, 11, 12, 13, 14, 17, 23),
+    "embedding_in_split": (False, True),
+    "loss_in_split": (False, True),
     "recompute_granularity": (None, "full", "selective", "half"),
     "recompute_method": (None, "uniform", "block", "some"),
     "recompute_num_layers": (None, 0, 1, 2, 100),
@@ -136,6 +104,7 @@ CARD: Final[Mapping[str, tuple[Any, ...]]] = {
     "tie_embeddings": (False, True),
     "num_query_groups": (2, 4, 8),
     "qkv_bias": (False, True),
+    "rotary": ("rope", "yarn"),
 }
 SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
@@ -157,9 +126,12 @@ SETTINGS: Final[Mapping[str, tuple[Any, ...]]] = {
             "fp8_output_proj",
             "expandable_segments",
             "grad_accumulation_fusion",
+            "router_padding",
         )
     },
     "make_vocab_size_divisible_by": (1, 128),
+    "attention_dropout": (0.0, 0.1),
+    "hidden_dropout": (0.0, 0.1),
 }
 GRAPHED_OVERLAP: Final[Mapping[str, Any]] = {
     "ep_overlap": True,
@@ -184,6 +156,27 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
     {**GRAPHED_OVERLAP, "settings": {"grad_accumulation_fusion": False}},
     {**GRAPHED_OVERLAP, "linear_bias": True},
     {**GRAPHED_OVERLAP, "cuda_graph_scope": ("moe_router",), "settings": {"grad_accumulation_fusion": False}},
+    COUNTED,
+    {"settings": {"router_padding": True}, "precision": "fp8_cs"},
+    {
+        "settings": {"router_padding": True},
+        "precision": "fp8_cs",
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": ("moe_router", "moe_preprocess"),
+    },
+    {
+        "settings": {"attention_dropout": 0.1, "hidden_dropout": 0.1},
+        "recompute_granularity": "selective",
+        "recompute_modules": ("core_attn",),
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": ("attn",),
+    },
+    {
+        "settings": {"hidden_dropout": 0.1},
+        "recompute_granularity": "selective",
+        "recompute_modules": ("mlp", "moe"),
+        "cuda_graph_impl": "full_iteration",
+    },
     {"fine_grained_offload_modules": ("core_attn", "attn_proj")},
     {"fine_grained_offload_modules": ("expert_fc1", "moe_act")},
     {"activation_offload_layers": 4, "pp": 1},
@@ -213,14 +206,14 @@ BUNDLES: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
-def samples(seed: int) -> Iterator[Sample]:
-    """Yield configurations without end, the same ones for the same seed."""
+def samples(seed: int, target: str = "bridge-0.6") -> Iterator[Sample]:
+    """Yield configurations without end, the same ones for the same seed, whatever their target."""
     random = Random(seed)
     while True:
-        yield sample(random)
+        yield sample(random, target)
 
 
-def sample(random: Random) -> Sample:
+def sample(random: Random, target: str = "bridge-0.6") -> Sample:
     """One configuration; a good share of them is legal."""
     model, gpus, seq_len, gbs, base = random.choice(BASES)
     job: dict[str, Any] = {
@@ -239,17 +232,14 @@ def sample(random: Random) -> Sample:
         plan |= change
     machine = load_machine(job.pop("machine"))
     # Not validated: what is out of range is for the rules to see.
-    return Sample(
-        Job(
-            model=_changed(load_model(model), card),
-            machine=machine,
-            target="bridge-0.6",
-            gpus_per_node=machine.gpus_per_node,
-            settings=Settings(**settings),
-            **job,
-        ),
-        Plan().model_copy(update=plan),
+    asked = Job(
+        model=_changed(load_model(model), card),
+        machine=machine,
+        gpus_per_node=machine.gpus_per_node,
+        settings=Settings(**settings),
+        **job,
     )
+    return Sample(asked.model_copy(update={"target": target}), Plan().model_copy(update=plan))
 
 
 def _changed(model: Model, card: Mapping[str, Any]) -> Model:

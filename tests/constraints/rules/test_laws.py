@@ -98,7 +98,7 @@ def test_every_rule_of_a_topic_is_listed_once() -> None:
         for rule in (value if isinstance(value, tuple) else (value,))
         if isinstance(rule, Rule)
     ]
-    assert len(topics) == 13
+    assert len(topics) == 15
     assert sorted(map(id, defined)) == sorted(map(id, RULES))
 
 
