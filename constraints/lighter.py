@@ -14,12 +14,13 @@ from mbsolve.constraints.vocabulary import Plan
 
 __all__ = ["FORMATS", "OPEN_FIELDS", "RECOMPUTE", "leaner", "lighter"]
 
-FORMATS: Final = ("grad_dtype", "moment_dtype", "fp8_param")
+FORMATS: Final = ("grad_dtype", "moment_dtype", "main_param_dtype", "fp8_param")
 """Formats of gradients, of optimizer state and of weights; fields of the settings."""
 RECOMPUTE: Final = "recompute_granularity"
 OPEN_FIELDS: Final = (*FORMATS, RECOMPUTE)
 GRADIENTS: Final[dict[str, Any]] = {"grad_dtype": "bf16"}
 MOMENTS: Final[dict[str, Any]] = {"moment_dtype": "bf16", "precision_aware_optimizer": True}
+MASTERS: Final[dict[str, Any]] = {"main_param_dtype": "fp16", "precision_aware_optimizer": True}
 WEIGHTS: Final[dict[str, Any]] = {"fp8_param": True}
 FULL: Final[dict[str, Any]] = {
     RECOMPUTE: "full",
@@ -35,14 +36,14 @@ TRIED: Final = 30
 def leaner(job: Job, plan: Plan, open_fields: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield values of open fields that take ever less memory, as recipes of the stack set them.
 
-    Gradients, moments, and FP8 weights in short formats, then the same with full recompute.
+    Gradients, moments, masters, and FP8 weights in short formats, then the same with full recompute.
 
     Parameters
     ----------
     open_fields : those of `OPEN_FIELDS` that nothing states.
     """
     steps: list[dict[str, Any]] = [{}]
-    for field, lean in zip(FORMATS, (GRADIENTS, MOMENTS, WEIGHTS), strict=True):
+    for field, lean in zip(FORMATS, (GRADIENTS, MOMENTS, MASTERS, WEIGHTS), strict=True):
         if field in open_fields and (field != "fp8_param" or job.quantised):
             steps.append({**steps[-1], **lean})
     replayed = [{**step, **FULL} for step in steps] if RECOMPUTE in open_fields else []

@@ -101,9 +101,15 @@ class Logic:
             *((("demand", n), {n: v}, []) for n, v in fixed.items()),
             *((("forbid", text), {}, [text]) for text in forbid),
         ]
+        # What is forbidden may be a value that only another demand offers.
+        offered = {
+            n: tuple(dict.fromkeys((*values, *narrow(self.whole, fixed).domains[n])))
+            for n, values in self.whole.items()
+        }
         for member, some, none in one_by_one:
-            left = narrow(self.whole, some, none).domains
-            changed = {n: left[n] for n in left if left[n] != self.whole[n]}
+            whole = offered if none else self.whole
+            left = narrow(whole, some, none).domains
+            changed = {n: left[n] for n in left if left[n] != whole[n]}
             if "recompute_modules" in some and "recompute_granularity" in fixed:
                 changed.pop("recompute_granularity", None)
             if changed:
@@ -116,8 +122,10 @@ class Logic:
         for pp, vpp in itertools.product(self.values["pp"], self.values["vpp"]):
             offered = vpp == 1 or pp * vpp <= self.job.model.num_layers + 2
             found = list(splits(self.job.model, pp, vpp)) if offered else []
-            for split in dict.fromkeys([*(found or [Split()]), *([wanted] if wanted else [])]):
-                yield pp, vpp, split
+            offers: list[Split] = found or [Split()]
+            if wanted is not None and wanted not in offers:
+                offers.append(wanted)
+            yield from ((pp, vpp, split) for split in offers)
 
     def _sizes_and_split(self, fixed: Mapping[str, Any]) -> None:
         """Demands on what follows from decisions, and on the split."""

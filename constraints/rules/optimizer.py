@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.rule import rule
+from mbsolve.constraints.rule import Source, rule
 from mbsolve.constraints.rules.precision import keeps_fp8_weights
 from mbsolve.constraints.rules.upstream import MEGATRON_LM, bridge, megatron
 
@@ -62,6 +62,25 @@ def offload_of_fp8_weights(optimizer_offload_fraction: float, job: Job) -> bool:
 def precision_aware_needs_distributed(precision_aware_optimizer: bool, job: Job) -> bool:
     """The precision-aware optimizer needs the distributed optimizer."""
     return not precision_aware_optimizer or job.settings.distributed_optimizer
+
+
+@rule(
+    "fp8-delayed-weights-remainders",
+    because="with {job.precision} the precision-aware optimizer keeps 2-byte remainders of FP8 weights, which its FP8 Adam "
+    "refuses in the first step",
+    source=Source(
+        "NVIDIA/TransformerEngine",
+        "common/multi_tensor/adam.cu:808 in release 2.20.2; H200 one-rank training step, 2026-11-30",
+    ),
+)
+def remainders_need_short_weights(
+    precision_aware_optimizer: bool, optimizer_offload_fraction: float, job: Job
+) -> bool:
+    """With delayed scaling, FP8 weights exclude the precision-aware optimizer on the GPU, unless masters are FP16."""
+    remainders = precision_aware_optimizer and optimizer_offload_fraction == 0
+    return not remainders or not (
+        job.precision == "fp8_delayed" and job.settings.fp8_param and job.settings.main_param_dtype == "fp32"
+    )
 
 
 @rule(

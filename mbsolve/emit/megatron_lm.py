@@ -110,6 +110,7 @@ def _kernels(out: Words, job: Job) -> None:
     put(out, "--no-gradient-accumulation-fusion", not job.settings.grad_accumulation_fusion)
     put(out, "--no-rope-fusion", not job.settings.rope_fusion)
     put(out, "--use-transformer-engine-op-fuser", job.settings.op_fuser)
+    put(out, "--moe-expert-rank-capacity-factor", job.settings.expert_rank_capacity)
     put(out, "--fp8-output-proj", job.settings.fp8_output_proj and job.quantised)
     put(out, "--attention-dropout", job.settings.attention_dropout)
     put(out, "--hidden-dropout", job.settings.hidden_dropout)

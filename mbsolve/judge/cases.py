@@ -177,11 +177,10 @@ def _open_fields(entry: Entry) -> tuple[str, ...]:
     whoever writes that down describes the memory, and would say more.
     """
     whole = entry.form is not None and not entry.on_recipe
-    formats = (*FORMATS, "main_param_dtype")
-    if whole or any(name in entry.settings for name in formats):
+    if whole or any(name in entry.settings for name in FORMATS):
         return ()
     closed = entry.plan.get("precision_aware_optimizer") is False
-    out = [name for name in FORMATS if not (closed and name == "moment_dtype")]
+    out = [name for name in FORMATS if not (closed and name in ("moment_dtype", "main_param_dtype"))]
     if not any(name.startswith("recompute") for name in entry.plan):
         out.append(RECOMPUTE)
     return tuple(out)

@@ -24,7 +24,16 @@ from tests.emit.test_megatron_bridge import CHANGES, NOT_KEYS
 
 UNSAID = ("routing", "logits_copies", "expandable_segments")
 # Of a card: its names and sources, and what no flag says.
-APART = {"name", "title", "aliases", "sources", "published_params", "tokens_per_batch", "aux_loss"}
+APART = {
+    "name",
+    "title",
+    "aliases",
+    "sources",
+    "published_params",
+    "tokens_per_batch",
+    "pretrain_seq_len",
+    "aux_loss",
+}
 
 
 def expected(job: Job, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
