@@ -104,6 +104,11 @@ def virtual_stages(model: Model, pp: int, vpp: int, split: Split) -> tuple[Stage
                 f"layout {split.layout!r} has {len(texts)} stages and {sum(t.count('t') for t in texts)} layers; "
                 f"{count} stages and {len(layers)} layers are needed"
             )
+        unknown = set("".join(texts)) - set("EtmL")
+        if unknown:
+            raise PlacementError(
+                f"layout {split.layout!r} has {', '.join(sorted(unknown))} beside E, t, m and L"
+            )
         rest = iter(layers)
         symbols = {"E": Item("embedding"), "L": Item("head"), "m": extra[0] if extra else Item("mtp")}
         return tuple(

@@ -16,6 +16,7 @@ from mbsolve.constraints.changes import applied
 from mbsolve.constraints.check import SPELLINGS, Violation, judged, violations, warnings
 from mbsolve.constraints.examples import bases, breaks, build_job, build_plan
 from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.laws import broken_laws
 from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.placement import virtual_stages
 from mbsolve.constraints.rule import FACTS, Rule
@@ -23,6 +24,7 @@ from mbsolve.constraints.rules import catalogue, useful
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import DECISIONS, DERIVED, Plan, Settings
+from mbsolve.hardware.card import load_machine
 from mbsolve.models.card import load_model, model_names
 
 HERE = Path(__file__).parent
@@ -258,3 +260,24 @@ def test_what_is_unknown_is_not_judged() -> None:
 
 def test_the_documentation_is_fresh() -> None:
     assert docs.PAGE.read_text(encoding="utf-8") == docs.rules_table()
+
+
+def test_a_layout_with_unknown_symbols_is_refused_whatever_else_is_asked() -> None:
+    """Laws that place the layers must not fall over what another law refuses."""
+    job = Job(
+        model=load_model("dsv3"),
+        machine=load_machine("h100"),
+        gpus=256,
+        gpus_per_node=8,
+        seq_len=4096,
+        gbs=256,
+    )
+    plan = Plan(
+        pp=2,
+        ep=32,
+        pipeline_layout="Et*30x|t*31mL",
+        recompute_granularity="full",
+        recompute_method="block",
+        recompute_num_layers=2,
+    )
+    assert "layout-chars" in broken_laws(job, plan)
