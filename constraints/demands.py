@@ -87,7 +87,10 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
         # A list of modules means selective recompute only where nothing else is asked for.
         _fix("recompute_granularity", fixed["recompute_granularity"], out, split, derived)
     for text in forbid:
-        _forbid(text, out)
+        _forbid(text, dom, out)
+        empty = next((name for name, values in out.items() if dom[name] and not values), None)
+        if empty is not None:
+            raise DemandError(f"forbid {text!r}: with what else is asked, {empty} has no value left")
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None
     chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None and v is not False}
     fixed_names = frozenset(n for n, values in out.items() if values != dom[n] and len(values) == 1)
@@ -168,40 +171,57 @@ def _as_list(name: str, value: Any, allowed: Sequence[str]) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _forbid(text: str, out: Domains) -> None:
+def pertinent(dom: Domains, forbid: Sequence[str]) -> tuple[str, ...]:
+    """Return the forbidden values that some decision can take; the others never are, and need no forbidding."""
+    out = []
+    for text in forbid:
+        try:
+            _forbid(text, dom, dict(dom))
+        except DemandError:
+            continue
+        out.append(text)
+    return tuple(out)
+
+
+def _forbid(text: str, dom: Domains, out: Domains) -> None:
+    """Take values out of ``out``; whether a decision can have them at all, ``dom`` says."""
     name, _, raw = text.partition("=")
     name = name.strip()
     if raw:
         prefix = _LISTS[name][0] if name in _LISTS else None
         key = f"{prefix}_{raw.strip()}" if prefix else name
-        if key not in out:
-            raise DemandError(f"forbid {text!r}: {name!r} is no decision{_meant(name, out)}")
+        if key not in dom:
+            raise DemandError(f"forbid {text!r}: {name!r} is no decision{_meant(name, dom)}")
         gone = (
-            [v for v in out[key] if prefix is None and str(v).lower() == raw.strip().lower()]
+            [v for v in dom[key] if prefix is None and str(v).lower() == raw.strip().lower()]
             if not prefix
             else [True]
         )
         if not gone:
             raise DemandError(
-                f"forbid {text!r}: {name} never is {raw.strip()!r}; it may be {', '.join(map(str, out[key][:12]))}"
+                f"forbid {text!r}: {name} never is {raw.strip()!r}; it may be {', '.join(map(str, dom[key][:12]))}"
             )
         out[key] = tuple(v for v in out[key] if v not in gone)
         return
     places = [
-        d for d, values in out.items() if name in [v for v in values if isinstance(v, str)] and name != "none"
+        d for d, values in dom.items() if name in [v for v in values if isinstance(v, str)] and name != "none"
     ]
-    flags = [d for d in out if d == name or d.endswith(f"_{name}")]
-    flags = [d for d in flags if set(out[d]) <= {False, True}]
-    if name in ("optimizer_offload", "optimizer_cpu_offload"):
-        out["optimizer_offload_fraction"] = (0.0,)
-    elif name in ("activation_offload", "cpu_offloading"):
-        out["activation_offload_layers"] = (0,)
+    flags = [d for d in dom if d == name or d.endswith(f"_{name}")]
+    flags = [d for d in flags if set(dom[d]) <= {False, True}]
+    zeros = {
+        "optimizer_offload": "optimizer_offload_fraction",
+        "optimizer_cpu_offload": "optimizer_offload_fraction",
+        "activation_offload": "activation_offload_layers",
+        "cpu_offloading": "activation_offload_layers",
+    }
+    if name in zeros:
+        out[zeros[name]] = tuple(v for v in out[zeros[name]] if not v)
     elif places:
         for d in places:
             out[d] = tuple(v for v in out[d] if v != name)
     elif flags:
         for d in flags:
-            out[d] = (False,)
+            out[d] = tuple(v for v in out[d] if not v)
     else:
         words = [
             *(v for d in _CHOICES for v in _CHOICES[d] if v != "none"),
@@ -209,6 +229,8 @@ def _forbid(text: str, out: Domains) -> None:
             *RECOMPUTE_MODULES,
             *OFFLOAD_MODULES,
         ]
+        if name in words:
+            raise DemandError(f"forbid {text!r}: no decision of this job can take that value")
         raise DemandError(f"forbid {text!r}: no decision takes that value{_meant(name, words)}")
 
 

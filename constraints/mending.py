@@ -92,6 +92,7 @@ def whole(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> Repair | No
         found = [r for r, because in broken(changed, altered, "hard", unknown) if because is not None]
         if not found:
             final = {name: value for name, value in fields.items() if now(job, plan, name) != value}
+            final = _needed(job, plan, final, unknown)
             return Repair(set=final, text=said(job, plan, final)) if final else None
         before = {rule.id for rule in found}
         offered = [
@@ -106,6 +107,15 @@ def whole(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> Repair | No
         fields = {**fields, **nearest.set}
         seen.append(fields)
     return None
+
+
+def _needed(job: Job, plan: Plan, fields: dict[str, Any], unknown: Collection[str]) -> dict[str, Any]:
+    """The change without the fields that a later one has made needless."""
+    for name in tuple(fields):
+        fewer = {other: value for other, value in fields.items() if other != name}
+        changed, altered, _ = normalise(*applied(job, plan, fewer), unknown=unknown)
+        fields = fields if broken_laws(changed, altered, unknown=unknown) else fewer
+    return fields
 
 
 def _sorted_out(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mbsolve.constraints.demands import narrow
+from mbsolve.constraints.demands import DemandError, narrow, pertinent
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
@@ -48,16 +48,29 @@ class _Asked:
             return None
         if self.say is not None:
             self.say(f"explaining: {', '.join(f'{k}={v}' for k, v in change.items()) or 'one demand less'}")
-        job = self.job.model_copy(update=change)
-        search = Search(job, narrow(domains(job), self.fixed, self.forbid), self.objective)
+        job, forbid = self.near(change)
+        try:
+            demands = narrow(domains(job), self.fixed, forbid)
+        except DemandError:
+            return None
+        search = Search(job, demands, self.objective)
         return None if search.pool.empty else search.best([])
+
+    def near(self, change: Mapping[str, Any]) -> tuple[Job, tuple[str, ...]]:
+        """The job with some of its fields changed, and what of the forbidden values it could have."""
+        job = self.job.model_copy(update=change)
+        return job, pertinent(domains(job), self.forbid)
 
     def still(self, change: Mapping[str, Any]) -> bool:
         """Whether the rules and demands of the conflict are one with some fields of the job changed, too."""
         if not self.conflict.rules:
             return False
         job = self.job.model_copy(update=change)
-        logic = logic_of(job, self.conflict.fixed, self.conflict.forbid, self.conflict.rules)
+        forbid = pertinent(domains(job), self.conflict.forbid)
+        try:
+            logic = logic_of(job, self.conflict.fixed, forbid, self.conflict.rules)
+        except DemandError:
+            return True
         return not logic.together(logic.members)
 
     def possible(self) -> bool:
@@ -66,9 +79,10 @@ class _Asked:
 
     def seen(self, change: Mapping[str, Any]) -> bool:
         """Whether a change is seen to give a plan, without looking far."""
+        job, forbid = self.near(change)
         try:
-            return has_plan(self.job.model_copy(update=change), self.fixed, self.forbid, BUDGETS, MOST_SHAPES)
-        except OutOfTime:
+            return has_plan(job, self.fixed, forbid, BUDGETS, MOST_SHAPES)
+        except (OutOfTime, DemandError):
             return False
 
     def without(self, members: Sequence[str]) -> _Asked:

@@ -134,10 +134,9 @@ def _read(where: str, out: Entry, given: Section, whole: bool, flags: bool) -> N
 
 
 def _sizes(where: str, out: Entry, given: Section) -> None:
-    lengths = [
-        given.get(f"{key}") for key in ("dataset.seq_length", "dataset.sequence_length", "model.seq_length")
-    ]
-    out.state(where, "seq_len", next((one for one in lengths if one is not None), None))
+    for key in ("dataset.seq_length", "dataset.sequence_length", "model.seq_length"):
+        # The launcher refuses a model and data of different lengths.
+        out.state(where, "seq_len", given.get(key))
     kinds = given.words("model.cp_comm_type")
     if kinds:
         if len(set(kinds)) > 1:

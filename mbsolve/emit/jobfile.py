@@ -23,6 +23,20 @@ FALLBACK: Final = "the stack's default"
 __all__ = ["Entry", "entries_of", "parse"]
 
 
+class _Unique(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, for the last would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    problem = f"the key {key.value!r} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def parse(path: str | Path, text: str) -> Any:
     """The content of a YAML or JSON file, from its text.
 
@@ -32,7 +46,7 @@ def parse(path: str | Path, text: str) -> Any:
         if it cannot be parsed.
     """
     try:
-        return json.loads(text) if Path(path).suffix == ".json" else yaml.safe_load(text)
+        return json.loads(text) if Path(path).suffix == ".json" else yaml.load(text, _Unique)
     except json.JSONDecodeError as error:
         raise InputError(f"The file {path} is not valid JSON at line {error.lineno}: {error.msg}.") from error
     except yaml.YAMLError as error:

@@ -150,6 +150,13 @@ def test_options_reach_the_job_and_the_solver(answer: Answer) -> None:
         ("--model dsv3 --seq 4096 --gpus 8 --fix tp=abc", "tp cannot be 'abc'"),
         ("--model dsv3 --seq 4096 --gpus 8 --fix dispacher=deepep", "did you mean 'dispatcher'?"),
         ("--model dsv3 --seq 4096 --gpus 8 --forbid deeepep", "did you mean 'deepep'?"),
+        (
+            "--model dsv3 --seq 4096 --gpus 8 --fix dispatcher=alltoall --forbid alltoall",
+            "dispatcher has no value left",
+        ),
+        ("--model dsv3 --seq 4096 --gpus 8 --fix ep_overlap=true --forbid ep_overlap", "no value left"),
+        ("--model llama3-8b --seq 4096 --gpus 2 --forbid tp=1 --forbid tp=2", "tp has no value left"),
+        ("--model llama3-8b --seq 4096 --gpus 8 --forbid deepep", "no decision of this job can take"),
         ("--model dsv3 --seq 4096 --gpus 8 --set grad_dtyp=bf16", "did you mean 'grad_dtype'"),
         ("--model dsv3 --seq 4096 --gpus 8 --set grad_dtype=fp8", "grad_dtype is 'fp8', but it must be"),
         ("--model dsv3 --seq 4096 --gpus 8 --out /dev/null/plan", "cannot be written"),

@@ -127,6 +127,7 @@ def test_number_formats(text: str, precision: str, settings: dict[str, Any], tmp
         ("model.cpu_offloading=7", "must be true or false"),
         ("model.recompute_modules={a:1}", "must be a list of words"),
         ("model.tensor_model_parallel_size=2\nand so on", "must be KEY=VALUE"),
+        ("model.seq_length=4096\ndataset.seq_length=8192", "seq_len is given twice"),
     ],
 )
 def test_a_wrong_override_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:

@@ -367,3 +367,10 @@ def test_full_recompute_needs_its_method(tmp_path: Path) -> None:
     assert {"recompute-full-needs-method", "recompute-full-needs-layers"} & {
         v.rule for v in verdict(case).violations
     }
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: llama3-8b\ngpus: 8\nconfig: {tp: 2, tp: 4}\n")
+    with pytest.raises(InputError, match=r"line 3: the key 'tp' stands twice"):
+        read_cases(path)

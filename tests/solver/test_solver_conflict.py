@@ -260,3 +260,16 @@ def test_demands_that_are_dropped_together() -> None:
     assert len(changed) == 1 and {"tp", "cuda_graph_impl"} == set(changed[0])
     assert feasible(job, Conflict({**fixed, **changed[0]}))
     assert any(text.startswith("without fixing tp") for text in explanation.tried)
+
+
+def test_what_is_forbidden_needs_no_value_in_a_nearby_job() -> None:
+    job = Job(model=dense(7), machine=load_machine("h100"), gpus=7, gpus_per_node=8, gbs=8, seq_len=2048)
+    explanation = solve(job, top=1, fixed={"tp": 4}, forbid=["pp=7"]).explanation
+    assert explanation is not None
+    assert {"gpus": 8} in [hint.set for hint in explanation.hints]
+
+
+def test_a_forbidden_value_that_another_demand_excludes_is_no_mistake() -> None:
+    whole = domains(small("experts", 80.0))
+    fixed = {"dispatcher": "allgather"}
+    assert narrow(whole, fixed, ["alltoall", "dispatcher=deepep"]).domains["dispatcher"] == ("allgather",)

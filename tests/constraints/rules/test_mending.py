@@ -89,3 +89,14 @@ def test_many_laws_are_mended_at_once() -> None:
     found = whole(job, plan)
     assert found is not None and found.text
     assert broken_laws(*normalise(*applied(job, plan, found.set))[:2]) == ()
+
+
+def test_a_whole_repair_changes_nothing_needlessly() -> None:
+    changes: dict[str, Any] = {"cuda_graph_impl": "local", "cuda_graph_scope": (), "tp": 2}
+    changes |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    job, plan = build_job("qwen", {}), build_plan("qwen", changes)
+    found = whole(job, plan)
+    assert found is not None
+    for name in found.set:
+        fewer = {other: value for other, value in found.set.items() if other != name}
+        assert broken_laws(*normalise(*applied(job, plan, fewer))[:2]), name
