@@ -53,7 +53,7 @@ class Demands:
     """What the user asked for, as restrictions of domains.
 
     ``derived`` holds demands on sizes that follow from others (``dp``, ``edp``); ``fixed`` names the decisions
-    that were given a value.
+    that were given a value; ``open_end`` is the end of the split that was given none while the other was.
     """
 
     domains: Domains
@@ -61,6 +61,16 @@ class Demands:
     no_layout: bool = False
     derived: dict[str, int] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    open_end: str | None = None
+
+    def splits(self, layers: int) -> tuple[Split, ...]:
+        """The splits that may be meant, of so many layers: none where any may; an open end takes every size."""
+        if self.split is None:
+            return ()
+        if self.open_end is None:
+            return (self.split,)
+        sizes = range(1, layers)
+        return (self.split, *(self.split.model_copy(update={self.open_end: n}) for n in sizes))
 
 
 def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] = ()) -> Demands:
@@ -94,7 +104,11 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None
     chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None and v is not False}
     fixed_names = frozenset(n for n, values in out.items() if values != dom[n] and len(values) == 1)
-    return Demands(out, Split(**chosen) if chosen else None, no_layout, derived, fixed_names)
+    open_end = None
+    if len(chosen.keys() & {"first", "last"}) == 1 and "layout" not in chosen:
+        other = "last" if "first" in chosen else "first"
+        open_end = None if f"{other}_stage_layers" in split else other
+    return Demands(out, Split(**chosen) if chosen else None, no_layout, derived, fixed_names, open_end)
 
 
 def _fix(name: str, value: Any, out: Domains, split: dict[str, Any], derived: dict[str, int]) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mbsolve.constraints.demands import Demands, narrow
+from mbsolve.constraints.demands import narrow
 from mbsolve.constraints.domains import domains, raw_size
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.quantise import SECONDS_PER_QUANTUM
-from mbsolve.constraints.vocabulary import Plan, Split
+from mbsolve.constraints.vocabulary import Plan
 from mbsolve.solver.explain import explain
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime
 from mbsolve.solver.outcome import Explanation, Interrupted, Outcome, Ranked, Statistics, Status
@@ -85,14 +85,11 @@ def solve(
     explanation: Explanation | None = None
     if not plans and not cut and explained:
         explanation = explain(job, objective, fixed or {}, forbid, progress)
-    outcome = _outcome(job, search, plans, cut, explanation, raw_size(job, demands.domains, _given(demands)))
+    given = demands.splits(job.model.num_layers) or None
+    outcome = _outcome(job, search, plans, cut, explanation, raw_size(job, demands.domains, given))
     if stopped:
         raise Interrupted(outcome)
     return outcome
-
-
-def _given(demands: Demands) -> list[Split] | None:
-    return [demands.split] if demands.split is not None else None
 
 
 def _keys(plans: Sequence[Found]) -> list[tuple[Any, ...]]:

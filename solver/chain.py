@@ -119,7 +119,7 @@ def chain(logic: Logic, members: Sequence[Member], fixed: Mapping[str, Any]) -> 
     for member, rule, names in steps:
         if member == last or member in told:
             continue
-        told[member] = Cause(rule=member[1], text=f"{rule.text.rstrip('.')}: {_left(now, names)}")
+        told[member] = Cause(rule=member[1], text=f"{_law(rule)}: {_left(now, names)}")
     for member in [m for m in members if m[0] == "rule" and m not in told]:
         told[member] = Cause(rule=member[1], text=_reason(now, logic.relations[member], fixed))
     return list(told.values())
@@ -136,7 +136,7 @@ def pins(logic: Logic, fixed: Mapping[str, Any]) -> list[Cause]:
             settled.setdefault(name, (rule, []))[1].extend(mine)
             seen |= set(mine)
     return [
-        Cause(rule=name, text=f"{rule.text.rstrip('.')}: {_left(now, names)}")
+        Cause(rule=name, text=f"{_law(rule)}: {_left(now, names)}")
         for name, (rule, names) in reversed(settled.items())
     ]
 
@@ -151,7 +151,13 @@ def _reason(now: Narrowing, relations: Sequence[Relation], fixed: Mapping[str, A
     if rule is None:
         return ""
     given = [f"{n}={fixed[n]}" for n in rule.scope if n in fixed]
-    return rule.text.rstrip(".") + (f" (here {', '.join(given)})" if given else "")
+    return _law(rule) + (f" (here {', '.join(given)})" if given else "")
+
+
+def _law(rule: Rule) -> str:
+    """The law in general words, in the middle of a sentence."""
+    text = rule.text.rstrip(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def _left(now: Narrowing, names: Sequence[str]) -> str:

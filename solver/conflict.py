@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from mbsolve.constraints.demands import SPLIT_FIELDS, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
-from mbsolve.solver.found import InternalError
+from mbsolve.solver.found import InternalError, OutOfTime
 from mbsolve.solver.logic import Logic, Member
 from mbsolve.solver.search import Search, rules_of
 
@@ -17,6 +17,8 @@ __all__ = ["BUDGETS", "Conflict", "conflict_of", "has_plan", "logic_of"]
 BUDGETS: Final = ("host-ram-capacity", "hbm-capacity")
 # More bytes than any plan needs, and fewer than the models can count.
 ENDLESS: Final = 4 * 10**15
+# Shapes searched exactly in one question; what needs more is left open. A whole solve of a large job takes about 50.
+MOST_WORK: Final = 400
 
 
 class Conflict(NamedTuple):
@@ -28,12 +30,14 @@ class Conflict(NamedTuple):
     forbid : values that no plan may have.
     rules : ids of rules. Where there are budgets, all other rules hold as well; where there are none, no others.
     budgets : those of `BUDGETS` that hold; none where the rules and demands alone leave nothing.
+    settled : whether each member is known to be needed; else some were too much work to try without.
     """
 
     fixed: dict[str, Any]
     forbid: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     budgets: tuple[str, ...] = ()
+    settled: bool = True
 
 
 def has_plan(
@@ -49,7 +53,7 @@ def has_plan(
     Raises
     ------
     OutOfTime
-        when more than ``most_shapes`` shapes would have to be opened to know.
+        when more than ``most_shapes`` shapes would have to be opened to know, or more than `MOST_WORK` searched.
     """
     machine = job.machine
     if "hbm-capacity" not in budgets:
@@ -59,7 +63,15 @@ def has_plan(
     roomy = job.model_copy(update={"machine": machine})
     demands = narrow(domains(roomy), fixed, forbid)
     rules = [rule for rule in rules_of(roomy, demands) if rule.id not in less]
-    search = Search(roomy, demands, "time", limited=bool(budgets), most_shapes=most_shapes, rules=rules)
+    search = Search(
+        roomy,
+        demands,
+        "time",
+        limited=bool(budgets),
+        most_shapes=most_shapes,
+        most_work=MOST_WORK,
+        rules=rules,
+    )
     return not search.pool.empty and search.best([], any_plan=True) is not None
 
 
@@ -85,21 +97,22 @@ def conflict_of(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str]) -> Co
         return _plain(job, fixed, forbid, few)
     kept = Conflict(dict(fixed), tuple(forbid), budgets=BUDGETS)
     for name in fixed:
-        rest = kept._replace(fixed={k: v for k, v in kept.fixed.items() if k != name})
-        kept = kept if _possible(job, rest) else rest
+        kept = _less(job, kept, kept._replace(fixed={k: v for k, v in kept.fixed.items() if k != name}))
     for text in forbid:
-        rest = kept._replace(forbid=tuple(f for f in kept.forbid if f != text))
-        kept = kept if _possible(job, rest) else rest
+        kept = _less(job, kept, kept._replace(forbid=tuple(f for f in kept.forbid if f != text)))
     for budget in BUDGETS:
-        rest = kept._replace(budgets=tuple(b for b in kept.budgets if b != budget))
-        kept = kept if _possible(job, rest) else rest
+        kept = _less(job, kept, kept._replace(budgets=tuple(b for b in kept.budgets if b != budget)))
     if not kept.budgets:
         raise InternalError(f"the rules leave no plan, but no conflict among them was found: {kept}")
     return kept
 
 
-def _possible(job: Job, conflict: Conflict) -> bool:
-    return has_plan(job, conflict.fixed, conflict.forbid, conflict.budgets)
+def _less(job: Job, kept: Conflict, rest: Conflict) -> Conflict:
+    """The rest of a conflict, if it is one by itself; else the conflict, which says so when that was left open."""
+    try:
+        return kept if has_plan(job, rest.fixed, rest.forbid, rest.budgets) else rest
+    except OutOfTime:
+        return kept._replace(settled=False)
 
 
 def _plain(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], few: Sequence[Member]) -> Conflict:

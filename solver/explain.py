@@ -47,8 +47,12 @@ def explain(
     else:
         logic = logic_of(job, conflict.fixed, conflict.forbid, conflict.rules)
         causes = chain(logic, logic.members, conflict.fixed)
-    works, tried = hints(job, objective, fixed, forbid, conflict, say)
-    return Explanation(causes=(*asked, *causes), hints=tuple(works), tried=tuple(tried))
+    works, tried, unsettled = hints(job, objective, fixed, forbid, conflict, say)
+    if not conflict.settled:
+        unsettled.insert(0, "whether all of these are needed")
+    return Explanation(
+        causes=(*asked, *causes), hints=tuple(works), tried=tuple(tried), unsettled=tuple(unsettled)
+    )
 
 
 def _pinning(job: Job, conflict: Conflict) -> list[Cause]:

@@ -11,7 +11,7 @@ from mbsolve.constraints.domains import domains
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
 from mbsolve.hardware.card import PRECISION_CLASS
-from mbsolve.solver.conflict import BUDGETS, Conflict, has_plan, logic_of
+from mbsolve.solver.conflict import BUDGETS, MOST_WORK, Conflict, has_plan, logic_of
 from mbsolve.solver.found import Found, Objective, OutOfTime
 from mbsolve.solver.outcome import Hint
 from mbsolve.solver.search import Search
@@ -43,7 +43,13 @@ class _Asked:
     say: Say
 
     def solve(self, change: Mapping[str, Any]) -> Found | None:
-        """The best plan of the job with some of its fields changed."""
+        """The best plan of the job with some of its fields changed, or the best one known after much work.
+
+        Raises
+        ------
+        OutOfTime
+            when no plan is known by then.
+        """
         if change and self.still(change):
             return None
         if self.say is not None:
@@ -53,8 +59,14 @@ class _Asked:
             demands = narrow(domains(job), self.fixed, forbid)
         except DemandError:
             return None
-        search = Search(job, demands, self.objective)
-        return None if search.pool.empty else search.best([])
+        search = Search(job, demands, self.objective, most_work=MOST_WORK)
+        try:
+            return None if search.pool.empty else search.best([])
+        except OutOfTime:
+            found = search.incumbent()
+            if found is None:
+                raise
+            return found
 
     def near(self, change: Mapping[str, Any]) -> tuple[Job, tuple[str, ...]]:
         """The job with some of its fields changed, and what of the forbidden values it could have."""
@@ -85,6 +97,11 @@ class _Asked:
         except (OutOfTime, DemandError):
             return False
 
+    @property
+    def members(self) -> list[str]:
+        """All demands, as `without` takes them."""
+        return [*self.fixed, *(f"--forbid {text}" for text in self.forbid)]
+
     def without(self, members: Sequence[str]) -> _Asked:
         """The same without some demands: names of decisions, or ``--forbid TEXT``."""
         return replace(
@@ -97,7 +114,7 @@ class _Asked:
         """What a plan takes, in words."""
         e = evaluate(self.job.model_copy(update=change or {}), found.plan)
         seconds = f"{e.step_seconds:.0f}" if e.step_seconds >= LONG else f"{e.step_seconds:.3g}"
-        return f"{seconds} s a step, {e.worst_stage.peak_device_bytes / GIB:.1f} GiB"
+        return f"{'' if found.proven else 'at most '}{seconds} s a step, {e.worst_stage.peak_device_bytes / GIB:.1f} GiB"
 
 
 def hints(
@@ -107,17 +124,27 @@ def hints(
     forbid: Sequence[str],
     conflict: Conflict,
     say: Say = None,
-) -> tuple[list[Hint], list[str]]:
-    """Single changes that give a plan, the nearest of each kind; and those that were tried and do not."""
+) -> tuple[list[Hint], list[str], list[str]]:
+    """Single changes that give a plan, the nearest of each kind; those that were tried and do not; what was left open."""
     asked = _Asked(job, objective, fixed, forbid, conflict, say)
-    out, tried = [], []
-    for kind in (_demands(asked), _precisions(asked), _gpus(asked), _batch(asked), _length(asked)):
-        for text, hint in kind:
-            if hint is None:
-                tried.append(text)
-            else:
-                out.append(hint)
-    return out, tried
+    out, tried, unsettled = list[Hint](), list[str](), list[str]()
+    kinds = {
+        "fewer demands": _demands,
+        "another precision": _precisions,
+        "more GPUs": _gpus,
+        "a larger batch": _batch,
+        "another length": _length,
+    }
+    for name, kind in kinds.items():
+        try:
+            for text, hint in kind(asked):
+                if hint is None:
+                    tried.append(text)
+                else:
+                    out.append(hint)
+        except OutOfTime:
+            unsettled.append(name)
+    return out, tried, unsettled
 
 
 Tried = Iterator[tuple[str, Hint | None]]
@@ -132,15 +159,20 @@ def _demands(asked: _Asked) -> Tried:
         found = rest.solve({})
         works = works or found is not None
         yield _told([member]), _relaxed(rest, [member], found)
-    everything = [*asked.fixed, *(f"--forbid {text}" for text in asked.forbid)]
-    if works or len(everything) <= 1 or not asked.without(everything).possible():
+    if works or len(asked.members) <= 1 or not asked.without(asked.members).possible():
         return
-    gone = everything
-    for member in everything:
-        fewer = [name for name in gone if name != member]
-        gone = fewer if asked.without(fewer).possible() else gone
+    gone = _needless(asked)
     rest = asked.without(gone)
     yield _told(gone), _relaxed(rest, gone, rest.solve({}))
+
+
+def _needless(asked: _Asked) -> list[str]:
+    """Demands without which there is a plan, none of which could stay; there is one without all of them."""
+    gone = asked.members
+    for member in asked.members:
+        fewer = [name for name in gone if name != member]
+        gone = fewer if asked.without(fewer).possible() else gone
+    return gone
 
 
 def _told(members: Sequence[str]) -> str:
@@ -193,7 +225,26 @@ def _gpus(asked: _Asked) -> Tried:
             text = f"with {gpus} GPUs: {asked.cost(found, {'gpus': gpus})}"
             yield f"{gpus} GPUs", Hint(set={"gpus": gpus}, text=text)
             return
+    yield from _gpus_and_demands(asked)
     yield f"doubling to {below} GPUs", None
+
+
+def _gpus_and_demands(asked: _Asked) -> Tried:
+    """More GPUs without some demands, where demands that are no part of the conflict are in the way."""
+    beside = set(asked.members) - {*asked.conflict.fixed, *(f"--forbid {t}" for t in asked.conflict.forbid)}
+    if not beside or not asked.conflict.budgets:
+        return
+    for gpus in (2 * asked.job.gpus, 4 * asked.job.gpus):
+        job, forbid = asked.near({"gpus": gpus})
+        larger = replace(asked, job=job, forbid=forbid)
+        if larger.without(larger.members).possible():
+            gone = _needless(larger)
+            rest = larger.without(gone)
+            hint = _relaxed(rest, gone, rest.solve({}))
+            if hint is not None:
+                text = f"with {gpus} GPUs, {hint.text}"
+                yield text, Hint(set={"gpus": gpus, **hint.set}, text=text)
+                return
 
 
 def _batch(asked: _Asked) -> Tried:

@@ -101,15 +101,9 @@ class Logic:
             *((("demand", n), {n: v}, []) for n, v in fixed.items()),
             *((("forbid", text), {}, [text]) for text in forbid),
         ]
-        # What is forbidden may be a value that only another demand offers.
-        offered = {
-            n: tuple(dict.fromkeys((*values, *narrow(self.whole, fixed).domains[n])))
-            for n, values in self.whole.items()
-        }
         for member, some, none in one_by_one:
-            whole = offered if none else self.whole
-            left = narrow(whole, some, none).domains
-            changed = {n: left[n] for n in left if left[n] != whole[n]}
+            left = narrow(self.whole, some, none).domains
+            changed = {n: left[n] for n in left if left[n] != self.whole[n]}
             if "recompute_modules" in some and "recompute_granularity" in fixed:
                 changed.pop("recompute_granularity", None)
             if changed:
@@ -118,13 +112,13 @@ class Logic:
 
     def _pipelines(self, fixed: Mapping[str, Any]) -> Iterator[tuple[int, int, Split]]:
         """Stages, interleaving and split; even splits stand for all where none is offered."""
-        wanted = narrow(self.whole, {n: v for n, v in fixed.items() if n in SPLIT_FIELDS}).split
+        asked = narrow(self.whole, {n: v for n, v in fixed.items() if n in SPLIT_FIELDS})
+        wanted = asked.splits(self.job.model.num_layers)
         for pp, vpp in itertools.product(self.values["pp"], self.values["vpp"]):
             offered = vpp == 1 or pp * vpp <= self.job.model.num_layers + 2
             found = list(splits(self.job.model, pp, vpp)) if offered else []
             offers: list[Split] = found or [Split()]
-            if wanted is not None and wanted not in offers:
-                offers.append(wanted)
+            offers += [split for split in wanted if split not in offers]
             yield from ((pp, vpp, split) for split in offers)
 
     def _sizes_and_split(self, fixed: Mapping[str, Any]) -> None:
@@ -132,9 +126,9 @@ class Logic:
         demands = narrow(self.whole, fixed)
         for name, wanted in demands.derived.items():
             self._relate(("demand", name), (name,), _one_of(name, (wanted,)))
-        split = demands.split
-        if split is not None:
-            self._relate(("demand", "split"), ("split",), _one_of("split", (split,)))
+        meant = demands.splits(self.job.model.num_layers)
+        if meant:
+            self._relate(("demand", "split"), ("split",), _one_of("split", meant))
         elif demands.no_layout:
             self._relate(("demand", "split"), ("split",), lambda at: at["split"].layout is None)
 

@@ -40,11 +40,15 @@ class Hint(_Data):
 
 
 class Explanation(_Data):
-    """Why there is no plan, the nearest changes that give one, and changes that were tried and do not."""
+    """Why there is no plan, the nearest changes that give one, and changes that were tried and do not.
+
+    ``unsettled`` names what would have been too much work to find out.
+    """
 
     causes: tuple[Cause, ...]
     hints: tuple[Hint, ...] = ()
     tried: tuple[str, ...] = ()
+    unsettled: tuple[str, ...] = ()
 
 
 class Statistics(_Data):

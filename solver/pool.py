@@ -17,6 +17,7 @@ from mbsolve.solver.bounds import Bounder, Raised
 from mbsolve.solver.chunk import Chunk
 from mbsolve.solver.columns import Columns, Ints, stacked
 from mbsolve.solver.components import Component
+from mbsolve.solver.found import OutOfTime
 from mbsolve.solver.goal import Goal, Key
 from mbsolve.solver.grids import AHEAD, Grids
 from mbsolve.solver.joining import Joiner
@@ -67,6 +68,9 @@ class Pool:
         self.chunks: list[Chunk] = []
         self.waiting: list[tuple[float, int, Columns]] = []
         self.layouts = 0
+        # Shapes searched exactly so far, and at most: a measure of work that is the same on every machine.
+        self.work = 0
+        self.most_work: float = math.inf
         self.share = START
         some = self.source.grids.rows and all(self.features.values.values())
         self.grids: Grids | None = None
@@ -202,6 +206,9 @@ class Pool:
         for k in sorted(place, key=lambda k: (chunk.bound[index[k]], k)):
             if not chunk.bound[index[k]] < self.goal.target:
                 break
+            self.work += 1
+            if self.work > self.most_work:
+                raise OutOfTime
             shape = shape_key(shapes.row(k))
             found = joiner.choices(k, partial(self._room, shape), raised.slopes[place[k]])
             if found is None:

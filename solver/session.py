@@ -49,7 +49,8 @@ class Session:
     job, demands, objective : what is asked.
     workers : threads of CP-SAT.
     deadline : ``time.monotonic()`` at which `OutOfTime` is raised; None for never.
-    most_shapes : shapes beyond which `OutOfTime` is raised too, the same on every machine; None for no limit.
+    most_shapes, most_work : open shapes, and shapes searched exactly, beyond which `OutOfTime` is raised too, the same
+        on every machine; None for no limit.
     limited : whether the memory budgets hold.
     progress : called with a line of text now and then.
     rules : rules that every plan satisfies.
@@ -61,6 +62,7 @@ class Session:
     workers: int = 1
     deadline: float | None = None
     most_shapes: int | None = None
+    most_work: int | None = None
     limited: bool = True
     progress: Callable[[str], None] | None = None
     rules: list[Rule] = field(default_factory=list)
@@ -72,6 +74,7 @@ class Session:
             self.pool = Pool(
                 self.job, self.demands, self.rules, self.objective, self.limited, self.goal, self.offer
             )
+        self.pool.most_work = self.most_work if self.most_work is not None else math.inf
 
     def most_quanta(self) -> int:
         """The most that a plan may score."""

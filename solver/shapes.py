@@ -178,8 +178,7 @@ class Shapes:
         return max((vpp for vpp, _ in self.pipelines(pp)), default=1) if pp in self._known_pipelines() else 1
 
     def _splits(self, pp: int, vpp: int) -> list[Split]:
-        wanted = self.demands.split
-        found: list[Split] = [wanted] if wanted is not None else list(splits(self.job.model, pp, vpp))
+        found = list(self.demands.splits(self.job.model.num_layers) or splits(self.job.model, pp, vpp))
         if self.demands.no_layout:
             found = [s for s in found if s.layout is None]
         out = []

@@ -11,6 +11,7 @@ from typing import Final
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import Normalisation, normalisation
 from mbsolve.constraints.rules.dispatcher import GATES, deepep_knows_the_gpu, hybridep_knows_the_gpu
+from mbsolve.constraints.rules.graphs import captured_wgrad_is_fused
 from mbsolve.constraints.rules.layout import stage_count
 from mbsolve.constraints.rules.upstream import BRIDGE_TARGETS, CONFIG, MEGATRON_LM, bridge, megatron
 from mbsolve.constraints.rules.useful import has_shared_experts
@@ -169,9 +170,18 @@ def selective_means_core_attention(
     source=bridge("src/megatron/bridge/utils/cuda_graph.py:138"),
     targets=BRIDGE_TARGETS,
 )
-def no_graphs_have_no_scope(cuda_graph_impl: str, cuda_graph_scope: tuple[str, ...]) -> tuple[str, ...]:
-    """Without graphs Megatron-Bridge clears their scope."""
-    return () if cuda_graph_impl == "none" else cuda_graph_scope
+def no_graphs_have_no_scope(
+    cuda_graph_impl: str,
+    cuda_graph_scope: tuple[str, ...],
+    delay_wgrad: bool,
+    graph_attn: bool,
+    graph_moe_router: bool,
+    job: Job,
+    model: Model,
+) -> tuple[str, ...]:
+    """Without graphs Megatron-Bridge clears their scope, if it has not refused it beside delayed weight gradients."""
+    allowed = captured_wgrad_is_fused.fn(delay_wgrad, graph_attn, graph_moe_router, job, model)
+    return () if cuda_graph_impl == "none" and allowed else cuda_graph_scope
 
 
 @normalisation(

@@ -193,5 +193,5 @@ def microbatches_fill_the_group(vpp: int, pp: int, microbatches: int) -> bool:
     source=megatron(f"{SCHEDULES}:1173"),
 )
 def microbatches_leave_no_rest(vpp: int, pp: int, microbatches: int) -> bool:
-    """With virtual stages the micro-batches are a multiple of PP, which is the default group."""
+    """With virtual stages, more micro-batches than PP are a multiple of it, which is the default group."""
     return vpp == 1 or microbatches < pp or microbatches % pp == 0

@@ -168,6 +168,8 @@ def _explanation(job: Job, outcome: Outcome, width: int) -> str:
         lines += [wrap(f"- {hint_text(hint)}", width, "  ", "    ") for hint in explanation.hints]
     if explanation.tried:
         lines += ["", wrap(f"Tried, and no plan either: {'; '.join(explanation.tried)}.", width)]
+    if explanation.unsettled:
+        lines += ["", wrap(f"Not settled, too much work: {'; '.join(explanation.unsettled)}.", width)]
     return "\n".join(lines)
 
 

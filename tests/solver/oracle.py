@@ -48,7 +48,7 @@ def holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
 def candidates(job: Job, demands: Demands, values: Mapping[str, Any]) -> Sequence[Split]:
     """The splits to try for a pipeline."""
     if demands.split is not None:
-        return (demands.split,)
+        return demands.splits(job.model.num_layers)
     pp, vpp = values["pp"], values["vpp"]
     if vpp > 1 and pp * vpp > job.model.num_layers + 2:
         return ()

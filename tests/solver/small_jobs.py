@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -209,7 +209,7 @@ def thinned(job: Job, demands: Demands, most: int = LEGAL) -> Space:
     """The space, the longest domains cut until at most ``most`` plans are legal."""
     dom = dict(demands.domains)
     while True:
-        now = Demands(dom, demands.split, demands.no_layout, demands.derived)
+        now = replace(demands, domains=dom)
         found = entries(job, now, most)
         if len(found) <= most:
             return Space(job, now, tuple(found))

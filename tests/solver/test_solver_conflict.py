@@ -15,9 +15,12 @@ from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import Split
 from mbsolve.hardware.card import load_machine
+from mbsolve.solver import conflict as conflict_module
+from mbsolve.solver import hints as hints_module
 from mbsolve.solver.api import solve
 from mbsolve.solver.columns import NEEDS, holds
 from mbsolve.solver.conflict import BUDGETS, Conflict, conflict_of, has_plan, logic_of
+from mbsolve.solver.found import OutOfTime
 from mbsolve.solver.search import hard_rules
 from tests.solver.small_jobs import dense, experts, machine_with
 
@@ -85,7 +88,7 @@ def by_hand(job: Job, conflict: Conflict, less: str = "") -> bool:
         at: dict[str, Any] = dict(zip(free, combination, strict=True))
         found: list[Any] = [Split()]
         if demands.split is not None:
-            found = [demands.split]
+            found = list(demands.splits(job.model.num_layers))
         elif "split" in names:
             fine = at["vpp"] == 1 or at["pp"] * at["vpp"] <= job.model.num_layers + 2
             found = list(splits(job.model, at["pp"], at["vpp"])) if fine else []
@@ -244,13 +247,6 @@ def test_memory_is_explained_with_what_the_demands_settle() -> None:
         assert has_plan(job, conflict.fixed, conflict.forbid, conflict.budgets, less=(rule,))
 
 
-def test_what_is_forbidden_may_be_what_is_asked_for() -> None:
-    """The value of a demand need not be among those that are offered by themselves."""
-    job = small("dense", 80.0)
-    conflict = conflict_of(job, {"dispatcher": "deepep", "mbs": 1}, ["dispatcher=deepep"])
-    assert conflict == Conflict({"dispatcher": "deepep"}, ("dispatcher=deepep",))
-
-
 def test_demands_that_are_dropped_together() -> None:
     fixed = {"tp": 3, "mbs": 1, "cuda_graph_impl": "full_iteration", "recompute_granularity": "selective"}
     job = small("experts", 80.0)
@@ -273,3 +269,33 @@ def test_a_forbidden_value_that_another_demand_excludes_is_no_mistake() -> None:
     whole = domains(small("experts", 80.0))
     fixed = {"dispatcher": "allgather"}
     assert narrow(whole, fixed, ["alltoall", "dispatcher=deepep"]).domains["dispatcher"] == ("allgather",)
+
+
+def test_an_open_end_of_the_split_is_searched() -> None:
+    """One end that is fixed leaves the other one to the search, unless it is said to have none."""
+    job = Job(model=dense(6), machine=load_machine("h100"), gpus=3, gpus_per_node=8, gbs=6, seq_len=2048)
+    best = solve(job, top=1, fixed={"pp": 3, "last_stage_layers": 1}).best
+    assert best is not None
+    assert (best.plan.first_stage_layers, best.plan.last_stage_layers) in {(1, 1), (2, 1), (3, 1), (4, 1)}
+    closed = {"pp": 3, "last_stage_layers": 1, "first_stage_layers": None}
+    explanation = solve(job, top=1, fixed=closed).explanation
+    assert explanation is not None
+    assert explanation.causes[-1].rule == "uneven-middle-divisible"
+
+
+def test_what_is_too_much_work_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conflict is one even where it was not found out whether all of it is needed."""
+    monkeypatch.setattr(conflict_module, "MOST_WORK", -1)
+    monkeypatch.setattr(hints_module, "MOST_WORK", -1)
+    monkeypatch.setattr(conflict_module, "has_plan", too_much)
+    monkeypatch.setattr(hints_module, "has_plan", too_much)
+    job = small("dense", 6.0)
+    fixed = {"optimizer_offload_fraction": 0.0, "mbs": 1}
+    conflict = conflict_of(job, fixed, ())
+    assert not conflict.settled and conflict.fixed == fixed and conflict.budgets == BUDGETS
+    explanation = solve(job, top=1, fixed=fixed).explanation
+    assert explanation is not None and explanation.unsettled[0] == "whether all of these are needed"
+
+
+def too_much(*_: Any, **__: Any) -> bool:
+    raise OutOfTime

@@ -21,6 +21,7 @@ from mbsolve.solver.api import solve
         ("qwen3-30b-a3b", 8, {"recompute_modules": ["moe", "moe_act"]}),
         ("llama3-8b", 8, {"activation_offload_layers": 5, "mbs": 1}),
         ("llama3-8b", 8, {"recompute_num_layers": 200}),
+        ("qwen2.5-14b", 8, {"pp": 8, "last_stage_layers": 3}),
         ("llama3-8b", 8, {"embedding_in_split": True, "loss_in_split": True, "pp": 2}),
     ],
 )

@@ -202,3 +202,17 @@ def test_a_setting_that_is_dropped_has_no_price(base: str, changes: dict[str, An
 def test_what_reads_an_unknown_decision_is_left_alone() -> None:
     job, plan = build_job("llama", {}), build_plan("llama", {"tp": 1})
     assert normalise(job, plan, unknown=("tp",))[2] == ()
+
+
+def test_a_scope_that_bridge_refuses_is_not_taken_for_cleared() -> None:
+    """Beside delayed weight gradients Bridge looks at the scope before it clears it."""
+    job, plan = build_job("qwen", {}), build_plan("qwen", {})
+    wished = plan.model_copy(
+        update={"cuda_graph_scope": ("attn",), "ep_overlap": True, "delay_wgrad": True, "vpp": 2}
+    )
+    loose = job.model_copy(
+        update={"settings": job.settings.model_copy(update={"grad_accumulation_fusion": False})}
+    )
+    assert normalise(job, wished)[1].cuda_graph_scope == ()
+    assert normalise(loose, wished)[1].cuda_graph_scope == ("attn",)
+    assert "cg-delay-wgrad-scope" in {v.rule for v in violations(*normalise(loose, wished)[:2])}
