@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mbsolve.constraints.changes import applied, said
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
-from mbsolve.constraints.findings import Finding, Repair, Violation
+from mbsolve.constraints.findings import Finding, Leaner, Repair, Violation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
 from mbsolve.constraints.lighter import leaner, lighter
@@ -25,6 +25,7 @@ GIB = 2**30
 __all__ = [
     "SPELLINGS",
     "Finding",
+    "Leaner",
     "Normalised",
     "Repair",
     "Verdict",
@@ -52,6 +53,8 @@ class Verdict(BaseModel):
     told : what was read loosely or ignored, in words.
     repair : where several laws are broken, a change after which none is; None where none was found.
     evaluation : what the plan costs, when it is legal.
+    leaner : what the verdict rests on where the plan fits with leaner values than the defaults only; in JSON it is a
+        warning, and the values are ``completed``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +72,7 @@ class Verdict(BaseModel):
     told: tuple[str, ...] = ()
     repair: Repair | None = None
     evaluation: Evaluation | None = None
+    leaner: Leaner | None = Field(default=None, exclude=True)
 
 
 def check(
@@ -118,7 +122,14 @@ def check(
         lean = check(*applied(job, plan, fields), completed={**(completed or {}), **fields})
         if lean.verdict == "feasible":
             told = tuple(_as_completed(finding, job, plan, fields) for finding in over)
-            return lean.model_copy(update={"normalised": changes, "warnings": (*told, *lean.warnings)})
+            notes = {"normalised": changes, "warnings": (*told, *lean.warnings)}
+            rests = Leaner(
+                text=said(job, plan, fields),
+                device_bytes=evaluation.worst_stage.peak_device_bytes,
+                host_bytes=evaluation.host_bytes_per_node,
+                over=tuple(finding.rule for finding in over),
+            )
+            return lean.model_copy(update={**notes, "leaner": rests})
     return Verdict(
         legal=True,
         fits=not over,

@@ -19,7 +19,7 @@ SHOWN_TERMS = 12
 
 def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     """One verdict: the word, what is broken and how to mend it, what was changed and completed."""
-    lines = [wrap(f"{case.name}: {verdict.verdict}{_room(case, verdict)}", width)]
+    lines = [wrap(f"{case.name}: {_headline(case, verdict)}", width)]
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
         if broken.repairs:
@@ -45,6 +45,18 @@ def _shown(repairs: Sequence[Repair]) -> list[Repair]:
     near = [repair for repair in repairs if first[frozenset(repair.set)] is repair]
     chosen = (near + [repair for repair in repairs if repair not in near])[:SHOWN_REPAIRS]
     return [repair for repair in repairs if repair in chosen]
+
+
+def _headline(case: Case, verdict: Verdict) -> str:
+    """The verdict, its memory and its time; where it rests on values that nobody stated, these before all else."""
+    rests, room = verdict.leaner, _room(case, verdict)
+    if rests is None:
+        return f"{verdict.verdict}{room}"
+    host = f"{words.gib(rests.host_bytes)} GiB of host memory a node"
+    device = f"{words.gib(rests.device_bytes)} GiB"
+    needs = [text for text, id in ((device, "hbm-capacity"), (host, "host-ram-capacity")) if id in rests.over]
+    defaults = f"with the target's defaults it does not fit ({', '.join(needs)})"
+    return f"{verdict.verdict} only with {rests.text}{room}; {defaults}"
 
 
 def _room(case: Case, verdict: Verdict) -> str:
@@ -80,7 +92,7 @@ def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int
     """All verdicts, with a count when there are many."""
     parts = [verdict_text(c, v, width) for c, v in zip(cases, verdicts, strict=True)]
     if len(parts) > 1:
-        count = Counter(v.verdict for v in verdicts)
+        count = Counter(f"{v.verdict}{' only with leaner formats' if v.leaner else ''}" for v in verdicts)
         parts.append(f"{len(parts)} jobs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
     return "\n".join(parts) + "\n"
 
