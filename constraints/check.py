@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.changes import applied, said
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
@@ -14,13 +15,10 @@ from mbsolve.constraints.findings import Finding, Leaner, Repair, Violation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
 from mbsolve.constraints.lighter import leaner, lighter
-from mbsolve.constraints.memory.device import device_limit, host_limit
 from mbsolve.constraints.mending import mends, whole
 from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
-
-GIB = 2**30
 
 __all__ = [
     "SPELLINGS",
@@ -170,21 +168,10 @@ def _evaluated(job: Job, plan: Plan, unknown: Collection[str]) -> Evaluation | N
 
 def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Finding, ...]:
     """The memory budgets that a legal plan exceeds."""
-    stage, held = evaluation.worst_stage, fits(job, evaluation)
-    because = {
-        "hbm-capacity": (
-            f"pipeline rank {stage.stage} peaks at {stage.peak_device_bytes / GIB:.1f} GiB ({stage.peak_moment}); "
-            f"a GPU has {device_limit(job) / GIB:.1f} GiB after the margin"
-        ),
-        "host-ram-capacity": (
-            f"a node pins {evaluation.host_bytes_per_node / GIB:.0f} GiB for what is offloaded; "
-            f"{host_limit(job) / GIB:.0f} GiB may be pinned"
-        ),
-    }
     return tuple(
-        Finding(rule=name, because=because[name], source=job.machine.title)
-        for name, ok in held.items()
-        if not ok
+        Finding(rule=budget.id, because=budget.clause(job, evaluation), source=job.machine.title)
+        for budget in BUDGETS
+        if not budget.holds(job, evaluation)
     )
 
 
