@@ -14,6 +14,7 @@ from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
 from mbsolve.errors import InputError, did_you_mean
+from mbsolve.judge.completion import defaults_taken
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import Model, load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
@@ -149,6 +150,7 @@ def _case(entry: Entry) -> Case:
             job = job.model_copy(update={"gbs": gbs})
             completed["gbs"] = gbs
             unknown -= {"gbs"}
+    completed = {**defaults_taken(entry, job, plan), **completed}
     return Case(
         entry.name,
         job,

@@ -10,6 +10,7 @@ from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
+from mbsolve.judge.completion import completed_text
 from mbsolve.report import words
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
@@ -29,7 +30,7 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
-    return "\n".join(lines + _changes(case, verdict, width) + _notes(verdict, width))
+    return "\n".join(lines + _changes(case, verdict, width) + _notes(case, verdict, width))
 
 
 def repairs_text(verdict: Verdict, repairs: Sequence[Repair]) -> str:
@@ -79,11 +80,11 @@ def _changes(case: Case, found: Verdict | Evaluated, width: int) -> list[str]:
     return lines
 
 
-def _notes(found: Verdict | Evaluated, width: int) -> list[str]:
+def _notes(case: Case, found: Verdict | Evaluated, width: int) -> list[str]:
     """What was completed and what was read loosely."""
     lines = [wrap(text, width, "  ", "    ") for text in found.told]
     if found.completed:
-        text = ", ".join(f"{name}={words.word(value)}" for name, value in found.completed.items())
+        text = completed_text(found.completed, case.plan)
         lines.insert(0, wrap(f"completed: {text}", width, "  ", "    "))
     return lines
 
@@ -104,7 +105,7 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
         wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
         for broken in found.violations
     ]
-    lines += _changes(case, found, width) + _notes(found, width)
+    lines += _changes(case, found, width) + _notes(case, found, width)
     e = found.evaluation
     if e is None:
         return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"

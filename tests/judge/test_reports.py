@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mbsolve.constraints.changes import applied, stage_layers
+from mbsolve.constraints.changes import applied, now, stage_layers
 from mbsolve.constraints.check import Verdict, broken_laws
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.lighter import OPEN_FIELDS
 from mbsolve.constraints.normalise import normalise
-from mbsolve.constraints.vocabulary import Plan
+from mbsolve.constraints.vocabulary import Plan, Settings
 from mbsolve.judge.annotations import annotate
 from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
@@ -222,4 +223,5 @@ def test_formats_that_are_stated_are_taken_as_they_are() -> None:
     for repair in answer.violations[0].repairs:
         job, plan = mended(case, dict(repair.set))
         assert broken_laws(job, plan) == ()
-        assert "grad_dtype" not in answer.completed
+    for name in set(OPEN_FIELDS) & set(answer.completed):
+        assert answer.completed[name] == now(Job.model_construct(settings=Settings()), Plan(), name)
