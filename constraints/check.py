@@ -15,7 +15,7 @@ from mbsolve.constraints.findings import Finding, Leaner, Repair, Violation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
 from mbsolve.constraints.lighter import leaner, lighter
-from mbsolve.constraints.mending import mends, whole
+from mbsolve.constraints.mending import mends, ways, whole
 from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
@@ -192,11 +192,13 @@ def judged(
     found, open_laws = [*_spellings(plan)], list[str]()
     refused = list(broken(job, plan, "hard", unknown))
     before = {rule.id for rule, because in refused if because is not None} | {v.rule for v in found}
+    laws_broken = [rule for rule, because in refused if because is not None]
+    others = ways(laws_broken, job, plan, {*unknown, *follows}) if len(laws_broken) > 1 else {}
     for rule, because in refused:
         if because is None:
             open_laws.append(rule.id)
             continue
-        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before)
+        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before, others=others)
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=offered))
     return tuple(found), tuple(dict.fromkeys(open_laws))
 
