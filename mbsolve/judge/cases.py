@@ -13,7 +13,7 @@ from mbsolve.constraints.lighter import FORMATS, RECOMPUTE
 from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
-from mbsolve.errors import InputError, did_you_mean
+from mbsolve.errors import InputError, did_you_mean, wanted
 from mbsolve.judge.completion import defaults_taken
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import Model, load_model
@@ -104,8 +104,7 @@ def case_of(entry: Entry, where: str) -> Case:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the job"
-        wanted = first["msg"].replace("Input should be", "it must be", 1)
-        raise InputError(f"{where}: {field} is {first['input']!r}, but {wanted}.") from error
+        raise InputError(f"{where}: {field} is {first['input']!r}, but {wanted(first)}.") from error
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 

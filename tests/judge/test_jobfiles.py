@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,27 @@ def test_what_is_absent_is_completed_and_told(tmp_path: Path) -> None:
     assert {"gbs", "sequence_parallel", "etp", "mbs", "precision"} <= set(case.completed)
     other = case_of(tmp_path, target="megatron-lm", config={"tp": 2})
     assert other.plan.etp == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("sequence_parallel", "maybe", "'maybe', but it must be true or false."),
+        ("op_fuser", "perhaps", "'perhaps', but it must be true or false."),
+        ("tp", "x", "'x', but it must be a whole number."),
+        ("tp", 1.5, "1.5, but it must be a whole number."),
+        ("tp", 0, "0, but it must be at least 1."),
+        ("optimizer_offload_fraction", "lots", "'lots', but it must be a number."),
+        ("recompute_modules", 3, "3, but it must be a list."),
+        ("dispatcher", 3, "3, but it must be a word."),
+        ("attention_dropout", 1.5, "1.5, but it must be below 1."),
+        ("expert_rank_capacity", -1, "-1, but it must be above 0."),
+        ("logits_copies", 9, "9, but it must be at most 3."),
+    ],
+)
+def test_a_wrong_value_is_a_sentence_of_ours(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"{name} is {said}")):
+        case_of(tmp_path, config={name: value})
 
 
 def test_every_default_that_the_verdict_rests_on_is_completed(tmp_path: Path) -> None:
