@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from mbsolve.errors import wanted
+from mbsolve.faults import wanted
 
 __all__ = [
     "CardError",

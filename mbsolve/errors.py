@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
 
-__all__ = ["InputError", "did_you_mean", "wanted"]
-
-KINDS: Final[Mapping[str, str]] = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "string": "a word",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "a mapping",
-}
-"""What an error of validation asks for, by the first part of its type."""
-BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-}
+__all__ = ["InputError", "did_you_mean"]
 
 
 class InputError(ValueError):
@@ -35,18 +16,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the nearest known word, or a full stop."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else "."
-
-
-def wanted(fault: Mapping[str, Any]) -> str:
-    """What a value had to be, as "it must be a whole number".
-
-    Parameters
-    ----------
-    fault : one of the errors of a `pydantic.ValidationError`.
-    """
-    kind = fault["type"]
-    if kind in BOUNDS:
-        word, bound = BOUNDS[kind]
-        return f"it must be {word} {fault['ctx'][bound]:g}"
-    known = KINDS.get(kind.split("_")[0])
-    return f"it must be {known}" if known else str(fault["msg"]).replace("Input should be", "it must be", 1)

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from mbsolve.cards import CardError
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import PRECISIONS, TARGETS, Settings
-from mbsolve.errors import InputError, did_you_mean, wanted
+from mbsolve.errors import InputError, did_you_mean
+from mbsolve.faults import wanted
 from mbsolve.hardware.card import Machine, load_machine
 from mbsolve.models.card import Model, load_model
 

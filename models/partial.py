@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from mbsolve.cards import CardError
-from mbsolve.errors import wanted
+from mbsolve.faults import wanted
 from mbsolve.models.card import Model
 from mbsolve.models.kinds import pattern_fault
 

@@ -13,7 +13,8 @@ from mbsolve.constraints.lighter import FORMATS, RECOMPUTE
 from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
-from mbsolve.errors import InputError, did_you_mean, wanted
+from mbsolve.errors import InputError, did_you_mean
+from mbsolve.faults import wanted
 from mbsolve.judge.completion import defaults_taken
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import Model, load_model
