@@ -7,24 +7,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.changes import applied, said
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
-from mbsolve.constraints.findings import Finding, Repair, Violation
+from mbsolve.constraints.findings import Finding, Leaner, Repair, Violation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.laws import SPELLINGS, broken, broken_laws, misspelt
 from mbsolve.constraints.lighter import leaner, lighter
-from mbsolve.constraints.memory.device import device_limit, host_limit
-from mbsolve.constraints.mending import mends, whole
+from mbsolve.constraints.mending import mends, ways, whole
 from mbsolve.constraints.normalise import Normalised, normalise
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
 
-GIB = 2**30
-
 __all__ = [
     "SPELLINGS",
     "Finding",
+    "Leaner",
     "Normalised",
     "Repair",
     "Verdict",
@@ -52,6 +51,8 @@ class Verdict(BaseModel):
     told : what was read loosely or ignored, in words.
     repair : where several laws are broken, a change after which none is; None where none was found.
     evaluation : what the plan costs, when it is legal.
+    leaner : what the verdict rests on where the plan fits with leaner values than the defaults only; in JSON it is a
+        warning, and the values are ``completed``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +70,7 @@ class Verdict(BaseModel):
     told: tuple[str, ...] = ()
     repair: Repair | None = None
     evaluation: Evaluation | None = None
+    leaner: Leaner | None = Field(default=None, exclude=True)
 
 
 def check(
@@ -118,7 +120,14 @@ def check(
         lean = check(*applied(job, plan, fields), completed={**(completed or {}), **fields})
         if lean.verdict == "feasible":
             told = tuple(_as_completed(finding, job, plan, fields) for finding in over)
-            return lean.model_copy(update={"normalised": changes, "warnings": (*told, *lean.warnings)})
+            notes = {"normalised": changes, "warnings": (*told, *lean.warnings)}
+            rests = Leaner(
+                text=said(job, plan, fields),
+                device_bytes=evaluation.worst_stage.peak_device_bytes,
+                host_bytes=evaluation.host_bytes_per_node,
+                over=tuple(finding.rule for finding in over),
+            )
+            return lean.model_copy(update={**notes, "leaner": rests})
     return Verdict(
         legal=True,
         fits=not over,
@@ -159,21 +168,10 @@ def _evaluated(job: Job, plan: Plan, unknown: Collection[str]) -> Evaluation | N
 
 def _over_budget(job: Job, evaluation: Evaluation) -> tuple[Finding, ...]:
     """The memory budgets that a legal plan exceeds."""
-    stage, held = evaluation.worst_stage, fits(job, evaluation)
-    because = {
-        "hbm-capacity": (
-            f"pipeline rank {stage.stage} peaks at {stage.peak_device_bytes / GIB:.1f} GiB ({stage.peak_moment}); "
-            f"a GPU has {device_limit(job) / GIB:.1f} GiB after the margin"
-        ),
-        "host-ram-capacity": (
-            f"a node pins {evaluation.host_bytes_per_node / GIB:.0f} GiB for what is offloaded; "
-            f"{host_limit(job) / GIB:.0f} GiB may be pinned"
-        ),
-    }
     return tuple(
-        Finding(rule=name, because=because[name], source=job.machine.title)
-        for name, ok in held.items()
-        if not ok
+        Finding(rule=budget.id, because=budget.clause(job, evaluation), source=job.machine.title)
+        for budget in BUDGETS
+        if not budget.holds(job, evaluation)
     )
 
 
@@ -194,11 +192,13 @@ def judged(
     found, open_laws = [*_spellings(plan)], list[str]()
     refused = list(broken(job, plan, "hard", unknown))
     before = {rule.id for rule, because in refused if because is not None} | {v.rule for v in found}
+    laws_broken = [rule for rule, because in refused if because is not None]
+    others = ways(laws_broken, job, plan, {*unknown, *follows}) if len(laws_broken) > 1 else {}
     for rule, because in refused:
         if because is None:
             open_laws.append(rule.id)
             continue
-        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before)
+        offered = mends(rule, job, plan, unknown={*unknown, *follows}, before=before, others=others)
         found.append(Violation(rule=rule.id, because=because, source=str(rule.source), repairs=offered))
     return tuple(found), tuple(dict.fromkeys(open_laws))
 

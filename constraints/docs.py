@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.check import SPELLINGS
 from mbsolve.constraints.coverage import CLASSES, coverage, differences
 from mbsolve.constraints.rule import Normalisation, Rule
@@ -32,6 +33,13 @@ Targets and their releases (mcore is Megatron-Core, with which Megatron-LM goes;
 
 OURS_HEAD = """
 ## Ids of our own
+
+"""
+
+BUDGETS_HEAD = """
+## Memory budgets
+
+They are judged of plans that break no law.
 
 """
 
@@ -147,11 +155,13 @@ def rules_table() -> str:
         f"- {_code(id)}: `{field}` has only the names {', '.join(map(_code, known))} ({source}).\n"
         for field, (id, known, source) in SPELLINGS.items()
     )
+    budgets = "".join(f"- {_code(b.id)}: {b.text} ({b.source})\n" for b in BUDGETS)
     return "".join(
         (
             f"{HEAD.format(releases=_releases())}\n{_table(RULES)}",
             f"{OURS_HEAD}{ours}",
             f"{SPELLING_HEAD}{spellings}",
+            f"{BUDGETS_HEAD}{budgets}",
             f"{CANONICAL_HEAD}{_table(CANONICAL, sources=False)}",
             f"{NORMALISED_HEAD}{_normalised()}",
             f"{RELEASES_HEAD}{_differences()}",

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.error_bars import error_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.memory.device import device_limit, host_limit, reserved_permille
+from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN, Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
@@ -246,7 +247,4 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
 
 def fits(job: Job, evaluation: Evaluation) -> dict[str, bool]:
     """Whether the device and the host hold the plan, by budget rule id."""
-    return {
-        "hbm-capacity": evaluation.worst_stage.peak_device_bytes <= device_limit(job),
-        "host-ram-capacity": evaluation.host_bytes_per_node <= host_limit(job),
-    }
+    return {budget.id: budget.holds(job, evaluation) for budget in BUDGETS}

@@ -35,6 +35,12 @@ def breaks() -> list[dict[str, Any]]:
     return found
 
 
+def overruns() -> list[dict[str, Any]]:
+    """One row for each memory budget, as those of `breaks`: a legal plan that exceeds it."""
+    found: list[dict[str, Any]] = _data()["overruns"]
+    return found
+
+
 def build_job(base: str, changes: Mapping[str, Any]) -> Job:
     """The job of an example with changes, also of its settings, model and machine (a name, or fields of the card)."""
     spec = bases()[base]["job"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Finding", "Repair", "Violation"]
+__all__ = ["Finding", "Leaner", "Repair", "Violation"]
 
 
 class Repair(BaseModel):
@@ -40,3 +40,22 @@ class Violation(Finding):
     """A broken law."""
 
     repairs: tuple[Repair, ...] = ()
+
+
+class Leaner(BaseModel):
+    """Values that nobody stated and without which a plan would not fit.
+
+    Parameters
+    ----------
+    text : the values in words, as "grad_dtype=bf16".
+    device_bytes : peak of the fullest rank with the target's defaults.
+    host_bytes : what a node pins with them.
+    over : ids of the budgets that the defaults exceed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    device_bytes: float
+    host_bytes: float
+    over: tuple[str, ...]

@@ -12,7 +12,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.rules.useful import useful_recompute_modules
 from mbsolve.constraints.vocabulary import Plan
 
-__all__ = ["FORMATS", "OPEN_FIELDS", "RECOMPUTE", "leaner", "lighter"]
+__all__ = ["FORMATS", "MEASURES", "OPEN_FIELDS", "RECOMPUTE", "leaner", "lighter"]
 
 FORMATS: Final = ("grad_dtype", "moment_dtype", "main_param_dtype", "fp8_param")
 """Formats of gradients, of optimizer state and of weights; fields of the settings."""
@@ -29,6 +29,12 @@ FULL: Final[dict[str, Any]] = {
     "recompute_modules": (),
 }
 OFFLOAD: Final[dict[str, Any]] = {"optimizer_offload_fraction": 1.0}
+DEGREES: Final = ("tp", "ep", "pp", "cp")
+MEASURES: Final = (
+    *dict.fromkeys(name for fields in (GRADIENTS, MOMENTS, OFFLOAD, FULL, WEIGHTS) for name in fields),
+    *("mbs", *DEGREES, "sequence_parallel", "gpus"),
+)
+"""Fields of the plan, the job and its settings that are changed to make a plan fit."""
 MOST: Final = 4
 TRIED: Final = 30
 
@@ -62,8 +68,9 @@ def _measures(job: Job, plan: Plan) -> list[dict[str, Any]]:
         out.append(WEIGHTS)
     if plan.mbs > 1:
         out.append({"mbs": plan.mbs // 2})
-    sharded = ("tp", "ep", "pp", "cp") if job.model.is_moe else ("tp", "pp", "cp")
-    for name in sharded:
+    for name in DEGREES:
+        if name == "ep" and not job.model.is_moe:
+            continue
         wider = {name: 2 * getattr(plan, name)}
         out.append({**wider, "sequence_parallel": True} if name == "tp" else wider)
         out.append({**wider, "gpus": 2 * job.gpus})

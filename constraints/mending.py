@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from mbsolve.constraints.changes import applied, distance, now, said
@@ -16,7 +17,7 @@ from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.rules.repair import moves, replaces
 from mbsolve.constraints.vocabulary import Plan
 
-__all__ = ["mends", "whole"]
+__all__ = ["mends", "ways", "whole"]
 
 PER_FIELD: Final = 3
 """Repairs that change the same fields."""
@@ -31,6 +32,9 @@ STEPS: Final = 12
 """Laws that are mended one after the other."""
 
 
+Ways = Mapping[str, Collection[frozenset[str]]]
+
+
 @dataclass(frozen=True)
 class _Case:
     rule: Rule
@@ -38,45 +42,72 @@ class _Case:
     plan: Plan
     unknown: Collection[str]
     before: frozenset[str]
+    others: Ways
+
+    def after(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """Laws that are broken after a change."""
+        job, plan, _ = normalise(*applied(self.job, self.plan, fields), unknown=self.unknown)
+        return broken_laws(job, plan, unknown=self.unknown)
 
     def breaks(self, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """Laws that a change would newly break, or leave broken though it was to mend it."""
-        job, plan, _ = normalise(*applied(self.job, self.plan, fields), unknown=self.unknown)
-        after = broken_laws(job, plan, unknown=self.unknown)
-        return tuple(law for law in after if law not in self.before or law == self.rule.id)
+        return tuple(law for law in self.after(fields) if law not in self.before or law == self.rule.id)
+
+    def halfway(self, fields: Mapping[str, Any]) -> int:
+        """How many other laws are left broken that another value of the same fields would mend."""
+        return sum(any(way <= set(fields) for way in self.others.get(law, ())) for law in self.after(fields))
 
     def far(self, fields: Mapping[str, Any]) -> float:
         return distance(self.job, self.plan, fields)
 
 
+def ways(rules: Iterable[Rule], job: Job, plan: Plan, unknown: Collection[str] = ()) -> Ways:
+    """Return, for each of some broken laws, the sets of fields that a change of no others can mend."""
+    out: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for rule in rules:
+        out[rule.id] |= {frozenset(fields) for fields in moves(rule, job, plan, unknown)}
+    return out
+
+
 def mends(
-    rule: Rule, job: Job, plan: Plan, *, unknown: Collection[str] = (), before: Collection[str] = ()
+    rule: Rule,
+    job: Job,
+    plan: Plan,
+    *,
+    unknown: Collection[str] = (),
+    before: Collection[str] = (),
+    others: Ways = MappingProxyType({}),
 ) -> tuple[Repair, ...]:
     """Return repairs of one rule, nearest first.
 
     A repair changes one decision, size or setting; where that breaks another law, also what mends this one. Those that
-    break something else are offered when there is no other, and say so.
+    break something else are offered when there is no other, and say so; those that leave another law broken which
+    the same fields could mend, when there is no better one.
 
     Parameters
     ----------
     unknown : fields whose values are only placeholders.
     before : ids of the laws that the plan breaks.
+    others : what mends them; see `ways`.
     """
-    case = _Case(rule, job, plan, unknown, frozenset(before))
+    case = _Case(rule, job, plan, unknown, frozenset(before), others)
     by_fields: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for fields in sorted(moves(rule, job, plan, unknown), key=case.far):
         by_fields[tuple(fields)].append(fields)
-    sound, others = list[dict[str, Any]](), list[tuple[dict[str, Any], tuple[str, ...]]]()
+    sound, unsound = list[dict[str, Any]](), list[tuple[dict[str, Any], tuple[str, ...]]]()
     for group in by_fields.values():
         whole, torn = _sorted_out(case, group)
         sound += whole
-        others += torn
+        unsound += torn
     if sound:
+        left = {id(fields): case.halfway(fields) for fields in sound}
+        fewest = min(left.values())
+        sound = [fields for fields in sound if left[id(fields)] == fewest]
         chosen = _distinct(case, sound)
         return tuple(Repair(set=fields, text=said(job, plan, fields)) for fields in chosen)
     return tuple(
         Repair(set=fields, text=f"{said(job, plan, fields)} (but this breaks {', '.join(more)})", breaks=more)
-        for fields, more in sorted(others, key=lambda one: case.far(one[0]))[:PER_FIELD]
+        for fields, more in sorted(unsound, key=lambda one: case.far(one[0]))[:PER_FIELD]
     )
 
 
@@ -95,10 +126,11 @@ def whole(job: Job, plan: Plan, *, unknown: Collection[str] = ()) -> Repair | No
             final = _needed(job, plan, final, unknown)
             return Repair(set=final, text=said(job, plan, final)) if final else None
         before = {rule.id for rule in found}
+        others = ways(found, changed, altered, unknown) if len(found) > 1 else {}
         offered = [
             repair
             for rule in found
-            for repair in mends(rule, changed, altered, unknown=unknown, before=before)
+            for repair in mends(rule, changed, altered, unknown=unknown, before=before, others=others)
             if not repair.breaks and {**fields, **repair.set} not in seen
         ]
         if not offered:
@@ -123,13 +155,14 @@ def _sorted_out(
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], tuple[str, ...]]]]:
     """Changes of the same fields: those that break nothing else, made so where needed, and those that do."""
     sound, others = list[dict[str, Any]](), list[tuple[dict[str, Any], tuple[str, ...]]]()
-    deeper = 0
+    deeper = whole_ones = 0
     for i, fields in enumerate(group):
-        if i >= TRIED or len(sound) >= PER_FIELD:
+        if i >= TRIED or whole_ones >= PER_FIELD:
             break
         more = case.breaks(fields)
         if not more:
             sound.append(fields)
+            whole_ones += not case.halfway(fields)
             continue
         found = None
         if deeper < DEEPER:
@@ -137,6 +170,7 @@ def _sorted_out(
             found = _followed(case, fields, DEPTH)
         if found is not None:
             sound.append(found)
+            whole_ones += 1
         else:
             others.append((fields, more))
     return sound, others

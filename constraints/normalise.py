@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.rule import Normalisation
+from mbsolve.constraints.rule import Normalisation, sentence
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.partial import UnknownDimensionError
@@ -72,7 +72,7 @@ def _told(change: Normalisation, job: Job, plan: Plan) -> Normalised | None:
         now = change.call(job.facts, values)
         if now == was:
             return None
-        because = change.because.format(**job.facts, **values)
+        because = sentence(change.because, {**job.facts, **values})
     except UnknownDimensionError:
         return None
     return Normalised(

@@ -11,7 +11,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from string import Formatter
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from mbsolve.constraints.versions import holds_in
 
@@ -31,6 +34,24 @@ Row = Literal[
     "param_gather",
     "tail",
 ]
+
+
+class _Words(Formatter):
+    """Formats values as a sentence has them: on and off, none, the names of a list."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if value is None or value == ():
+            value = "none"
+        elif isinstance(value, bool | np.bool_):
+            value = "on" if value else "off"
+        elif isinstance(value, tuple):
+            value = ", ".join(map(str, value))
+        return super().format_field(value, format_spec)
+
+
+def sentence(because: str, known: Mapping[str, Any]) -> str:
+    """A reason with the values of the case, in words: None is "none", a switch "on" or "off"."""
+    return _Words().vformat(because, (), known)
 
 
 @dataclass(frozen=True)
@@ -116,9 +137,9 @@ class Rule(Declared):
         """The reason in words, with the numbers of the case."""
         known = {**facts, **values}
         if self.figures is None:
-            return self.because.format(**known)
+            return sentence(self.because, known)
         asked = inspect.signature(self.figures).parameters
-        return self.because.format(**known, **self.figures(**{name: known[name] for name in asked}))
+        return sentence(self.because, {**known, **self.figures(**{name: known[name] for name in asked})})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from mbsolve.faults import wanted
+
 __all__ = [
     "CardError",
     "card_names",
@@ -112,8 +114,7 @@ def explain(error: ValidationError, where: str, fields: Iterable[str]) -> str:
             return f"{where} has an unknown field {field!r}{did_you_mean(field, fields) or '.'}"
         case "value_error":
             return f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
-    wanted = first["msg"].replace("Input should be", "it must be", 1)
-    return f"{where}: {field} is {first['input']!r}, but {wanted}{more}."
+    return f"{where}: {field} is {first['input']!r}, but {wanted(first)}{more}."
 
 
 def card_names(folder: Path) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from mbsolve.cards import CardError
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import PRECISIONS, TARGETS, Settings
 from mbsolve.errors import InputError, did_you_mean
+from mbsolve.faults import wanted
 from mbsolve.hardware.card import Machine, load_machine
 from mbsolve.models.card import Model, load_model
 
@@ -120,8 +121,7 @@ def _settings(given: Mapping[str, Any] | Settings | None) -> Settings:
         return Settings(**(given or {}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        wanted = first["msg"].replace("Input should be", "it must be", 1)
-        raise InputError(f"{first['loc'][0]} is {first['input']!r}, but {wanted}.") from error
+        raise InputError(f"{first['loc'][0]} is {first['input']!r}, but {wanted(first)}.") from error
 
 
 def parse_value(text: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from mbsolve.cards import CardError
+from mbsolve.faults import wanted
 from mbsolve.models.card import Model
 from mbsolve.models.kinds import pattern_fault
 
@@ -93,8 +94,7 @@ def partial_model(name: str, known: Mapping[str, Any]) -> PartialModel:
             _adapter(field).validate_python(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            wanted = first["msg"].replace("Input should be", "it must be", 1)
-            raise CardError(f"model {name}: {field} is {first['input']!r}, but {wanted}.") from error
+            raise CardError(f"model {name}: {field} is {first['input']!r}, but {wanted(first)}.") from error
     pattern, layers = known.get("layer_pattern"), known.get("num_layers")
     if pattern is not None and layers is not None:
         fault = pattern_fault(pattern, layers, known.get("mtp_num_layers") or 0)

@@ -8,7 +8,7 @@ from functools import cache
 from math import lcm
 from typing import Any, Final
 
-from mbsolve.constraints.changes import applied
+from mbsolve.constraints.changes import applied, now
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.placement import PlacementError
@@ -92,6 +92,8 @@ INSTEAD: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     )
 }
 """What does the service of a decision that a rule may forbid."""
+TOGETHER: Final[tuple[dict[str, Any], ...]] = ({"dispatcher": "hybridep", "op_fuser": True},)
+"""A decision and a setting that some law asks for at once."""
 SIZE_FIELDS: Final[tuple[str, ...]] = ("gpus", "gbs", "seq_len")
 BLOCKS: Final = (1, 16, 32, 128)
 """Multiples of tokens that number formats ask for."""
@@ -135,10 +137,15 @@ def _candidates(rule: Rule, job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
             if value != values[name]:
                 yield _fields(name, values, {**values, name: value})
         for fields in INSTEAD.get(name, ()):
-            yield _differing(plan, fields)
+            # What the plan does already is no substitute.
+            if not any(value and getattr(plan, other) for other, value in fields.items()):
+                yield _differing(job, plan, fields)
     if any(name.startswith("recompute_") for name in names):
         for fields in RECOMPUTE:
-            yield _differing(plan, fields)
+            yield _differing(job, plan, fields)
+    for fields in TOGETHER:
+        if set(fields) <= {*names, *_names(rule)}:
+            yield _differing(job, plan, fields)
     yield from _of_the_job(rule, job, values)
 
 
@@ -151,8 +158,8 @@ def replaces(fields: Mapping[str, Any]) -> bool:
     )
 
 
-def _differing(plan: Plan, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if getattr(plan, name) != value}
+def _differing(job: Job, plan: Plan, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if now(job, plan, name) != value}
 
 
 def _decisions(rule: Rule) -> list[str]:
@@ -165,21 +172,21 @@ def _values(name: str, job: Job, plan: Plan, values: Mapping[str, Any]) -> Seque
         return _split_candidates(job, values) if name == "split" else domains(job)[name]
     except UnknownDimensionError:
         # The domains follow from dimensions that this model does not state.
-        now = values[name]
-        if isinstance(now, bool):
+        present = values[name]
+        if isinstance(present, bool):
             return (False, True)
-        return SIZES if isinstance(now, int) else WORDS.get(name, ())
+        return SIZES if isinstance(present, int) else WORDS.get(name, ())
 
 
 def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
     """Return splits that place every layer: even, sized ends, the balanced ones of the solver, a mended layout."""
     pp, vpp, layers = values["pp"], values["vpp"], job.model.num_layers
-    now: Split = values["split"]
+    present: Split = values["split"]
     ends = [Split(last=n) for n in range(1, layers)] + [Split(first=n) for n in range(1, layers)]
-    if now.first and now.last:
+    if present.first and present.last:
         # Either end as it is, the other one fitted to it.
-        ends += [Split(first=now.first, last=n) for n in range(1, layers)]
-        ends += [Split(first=n, last=now.last) for n in range(1, layers)]
+        ends += [Split(first=present.first, last=n) for n in range(1, layers)]
+        ends += [Split(first=n, last=present.last) for n in range(1, layers)]
     legal = [Split()] if layers % (pp * vpp) == 0 else []
     legal += [
         split
@@ -191,10 +198,10 @@ def _split_candidates(job: Job, values: Mapping[str, Any]) -> list[Split]:
         laws = (first_stage_splits, last_stage_splits, middle_exists, middle_splits)
         if all(law.holds(job.facts, case) for law in laws):
             legal.append(split)
-    if now.layout is not None:
-        stages = virtual_stage_texts(now.layout)
+    if present.layout is not None:
+        stages = virtual_stage_texts(present.layout)
         legal.append(Split(layout=completed_layout(stages, layers, job.model.mtp_num_layers)))
-        legal.append(Split(layout=now.layout))
+        legal.append(Split(layout=present.layout))
     return list(dict.fromkeys([*legal, *splits(job.model, pp, vpp)]))
 
 
@@ -233,15 +240,19 @@ def _of_the_job(rule: Rule, job: Job, values: Mapping[str, Any]) -> Iterator[dic
     for field in SIZE_FIELDS:
         if field not in reads or ("split" in rule.scope):
             continue
-        now = getattr(job, field)
-        sizes = [size for step in steps[field] for size in (now // step * step, -(-now // step) * step)]
-        yield from ({field: size} for size in dict.fromkeys(sizes) if size > 0 and size != now)
+        present = getattr(job, field)
+        sizes = [
+            size for step in steps[field] for size in (present // step * step, -(-present // step) * step)
+        ]
+        if field == "seq_len" and "learned_positions" in names and job.model.learned_positions is not None:
+            sizes.append(job.model.learned_positions)
+        yield from ({field: size} for size in dict.fromkeys(sizes) if size > 0 and size != present)
     if "precision" in names:
         yield from ({"precision": word} for word in PRECISIONS if word != job.precision)
     for field in Settings.model_fields:
         if field in names:
-            now = getattr(job.settings, field)
-            yield from ({field: value} for value in _setting_values(field) if value != now)
+            present = getattr(job.settings, field)
+            yield from ({field: value} for value in _setting_values(field) if value != present)
 
 
 def _setting_values(field: str) -> tuple[Any, ...]:

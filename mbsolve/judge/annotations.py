@@ -25,8 +25,17 @@ def annotate(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> str:
     for case, verdict in zip(cases, verdicts, strict=True):
         name = case.name.removeprefix(f"{case.file}:") if jobs[case.file] > 1 else None
         for level, findings in (("error", verdict.violations), ("warning", verdict.warnings)):
-            lines += _lines(level, case.file, name, [(one, _mends(verdict, one)) for one in findings])
+            said = [(one, _title(verdict, one), _mends(verdict, one)) for one in findings]
+            lines += _lines(level, case.file, name, said)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _title(verdict: Verdict, found: Finding) -> str:
+    """The rule; of a budget that the defaults exceed, that the verdict rests on values that nobody stated."""
+    rests = verdict.leaner
+    if rests is None or found.rule not in rests.over:
+        return found.rule
+    return f"{found.rule}: {verdict.verdict} only with {rests.text}"
 
 
 def _mends(verdict: Verdict, found: Finding) -> str:
@@ -35,10 +44,12 @@ def _mends(verdict: Verdict, found: Finding) -> str:
     return f"; would {repairs_text(verdict, repairs)}" if repairs else ""
 
 
-def _lines(level: str, file: str, job: str | None, findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    for found, mends in findings:
+def _lines(
+    level: str, file: str, job: str | None, findings: Iterable[tuple[Finding, str, str]]
+) -> Iterator[str]:
+    for found, title, mends in findings:
         because = f"{'' if job is None else f'{job}: '}{found.because}{mends}"
-        place = f"file={_escaped(file, PROPERTY)},title={_escaped(found.rule, PROPERTY)}"
+        place = f"file={_escaped(file, PROPERTY)},title={_escaped(title, PROPERTY)}"
         yield f"::{level} {place}::{_escaped(because, TEXT)}"
 
 

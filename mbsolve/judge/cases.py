@@ -14,6 +14,8 @@ from mbsolve.constraints.vocabulary import PRECISIONS, Plan
 from mbsolve.emit.entry import Entry
 from mbsolve.emit.formats import Given, read_entries
 from mbsolve.errors import InputError, did_you_mean
+from mbsolve.faults import wanted
+from mbsolve.judge.completion import defaults_taken
 from mbsolve.judge.parts import machine_of, model_of
 from mbsolve.models.card import Model, load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
@@ -103,8 +105,7 @@ def case_of(entry: Entry, where: str) -> Case:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the job"
-        wanted = first["msg"].replace("Input should be", "it must be", 1)
-        raise InputError(f"{where}: {field} is {first['input']!r}, but {wanted}.") from error
+        raise InputError(f"{where}: {field} is {first['input']!r}, but {wanted(first)}.") from error
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -149,6 +150,7 @@ def _case(entry: Entry) -> Case:
             job = job.model_copy(update={"gbs": gbs})
             completed["gbs"] = gbs
             unknown -= {"gbs"}
+    completed = {**defaults_taken(entry, job, plan), **completed}
     return Case(
         entry.name,
         job,

@@ -10,6 +10,7 @@ from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
+from mbsolve.judge.completion import completed_text
 from mbsolve.report import words
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
@@ -19,7 +20,7 @@ SHOWN_TERMS = 12
 
 def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     """One verdict: the word, what is broken and how to mend it, what was changed and completed."""
-    lines = [wrap(f"{case.name}: {verdict.verdict}{_room(case, verdict)}", width)]
+    lines = [wrap(f"{case.name}: {_headline(case, verdict)}", width)]
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
         if broken.repairs:
@@ -29,7 +30,7 @@ def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     lines += [wrap(f"warning: {w.because}  [{w.rule}]", width, "  ", "    ") for w in verdict.warnings]
     if verdict.undecided:
         lines.append(wrap(f"not decided: {', '.join(verdict.undecided)}", width, "  ", "    "))
-    return "\n".join(lines + _changes(case, verdict, width) + _notes(verdict, width))
+    return "\n".join(lines + _changes(case, verdict, width) + _notes(case, verdict, width))
 
 
 def repairs_text(verdict: Verdict, repairs: Sequence[Repair]) -> str:
@@ -45,6 +46,18 @@ def _shown(repairs: Sequence[Repair]) -> list[Repair]:
     near = [repair for repair in repairs if first[frozenset(repair.set)] is repair]
     chosen = (near + [repair for repair in repairs if repair not in near])[:SHOWN_REPAIRS]
     return [repair for repair in repairs if repair in chosen]
+
+
+def _headline(case: Case, verdict: Verdict) -> str:
+    """The verdict, its memory and its time; where it rests on values that nobody stated, these before all else."""
+    rests, room = verdict.leaner, _room(case, verdict)
+    if rests is None:
+        return f"{verdict.verdict}{room}"
+    host = f"{words.gib(rests.host_bytes)} GiB of host memory a node"
+    device = f"{words.gib(rests.device_bytes)} GiB"
+    needs = [text for text, id in ((device, "hbm-capacity"), (host, "host-ram-capacity")) if id in rests.over]
+    defaults = f"with the target's defaults it does not fit ({', '.join(needs)})"
+    return f"{verdict.verdict} only with {rests.text}{room}; {defaults}"
 
 
 def _room(case: Case, verdict: Verdict) -> str:
@@ -67,11 +80,11 @@ def _changes(case: Case, found: Verdict | Evaluated, width: int) -> list[str]:
     return lines
 
 
-def _notes(found: Verdict | Evaluated, width: int) -> list[str]:
+def _notes(case: Case, found: Verdict | Evaluated, width: int) -> list[str]:
     """What was completed and what was read loosely."""
     lines = [wrap(text, width, "  ", "    ") for text in found.told]
     if found.completed:
-        text = ", ".join(f"{name}={words.word(value)}" for name, value in found.completed.items())
+        text = completed_text(found.completed, case.plan)
         lines.insert(0, wrap(f"completed: {text}", width, "  ", "    "))
     return lines
 
@@ -80,7 +93,7 @@ def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int
     """All verdicts, with a count when there are many."""
     parts = [verdict_text(c, v, width) for c, v in zip(cases, verdicts, strict=True)]
     if len(parts) > 1:
-        count = Counter(v.verdict for v in verdicts)
+        count = Counter(f"{v.verdict}{' only with leaner formats' if v.leaner else ''}" for v in verdicts)
         parts.append(f"{len(parts)} jobs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
     return "\n".join(parts) + "\n"
 
@@ -92,7 +105,7 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
         wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
         for broken in found.violations
     ]
-    lines += _changes(case, found, width) + _notes(found, width)
+    lines += _changes(case, found, width) + _notes(case, found, width)
     e = found.evaluation
     if e is None:
         return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"

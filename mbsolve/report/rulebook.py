@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mbsolve.constraints.budgets import BUDGETS, Budget
 from mbsolve.constraints.check import SPELLINGS
-from mbsolve.constraints.examples import bases, breaks
+from mbsolve.constraints.coverage import CLASSES, coverage, differences
+from mbsolve.constraints.examples import bases, breaks, overruns
+from mbsolve.constraints.lighter import MEASURES
 from mbsolve.constraints.rule import FACTS, Normalisation, Rule
 from mbsolve.constraints.rules.catalogue import RULES
 from mbsolve.constraints.rules.normalisations import NORMALISATIONS
@@ -26,25 +30,26 @@ class UnknownRuleError(ValueError):
 
 
 def listing() -> list[str]:
-    """One line for each rule id, in the order of the catalogue; then what the stack changes by itself."""
+    """One line for each rule id, in the order of the catalogue; what the stack changes by itself; the budgets."""
     seen: dict[str, Law] = {}
     for law in BOOK:
         seen.setdefault(law.id, law)
     width = max(map(len, seen), default=0)
-    return [f"{law.id:<{width}}  {law.kind:<10}  {law.text}".rstrip() for law in seen.values()]
+    lines = [f"{law.id:<{width}}  {law.kind:<10}  {law.text}".rstrip() for law in seen.values()]
+    return lines + [f"{budget.id:<{width}}  {'hard':<10}  {budget.text}" for budget in BUDGETS]
 
 
 def one(rule_id: str) -> list[str]:
-    """All that is known of one rule.
+    """All that is known of one rule, of a memory budget, or of an entry of the catalogue that is no rule here.
 
     Raises
     ------
     UnknownRuleError
-        If no rule has the id.
+        If none of them has the id.
     """
     family = [law for law in BOOK if law.id == rule_id]
     if not family:
-        return _spelling(rule_id)
+        return _no_rule(rule_id)
     first = family[0]
     lines = [f"{first.id} ({first.kind})"]
     lines += [f"  {text}" for text in dict.fromkeys(law.text for law in family)]
@@ -69,16 +74,57 @@ def one(rule_id: str) -> list[str]:
     return [*lines, "", *_functions(family)]
 
 
-def _spelling(rule_id: str) -> list[str]:
-    """A law on the names in a list."""
-    for field, (id, known, source) in SPELLINGS.items():
+def _no_rule(rule_id: str) -> list[str]:
+    """What is not a function over decisions: a law on the names in a list, a budget, an entry held elsewhere."""
+    for field, (id, _, _) in SPELLINGS.items():
         if id == rule_id:
-            head = [f"{id} (hard)", f"  {field} has known names only.", f"  names: {', '.join(known)}"]
-            tail = ["  targets: all", f"  source: {source}", f"  repairs: a value of {field}"]
-            return [*head, f"  reads: {field}", *tail, *_examples(id)]
-    known_ids = {law.id: None for law in BOOK} | {id: None for id, _, _ in SPELLINGS.values()}
-    close = difflib.get_close_matches(rule_id, known_ids, n=1, cutoff=0.4)
+            return _spelling(field)
+    for budget in BUDGETS:
+        if budget.id == rule_id:
+            return _budget(budget)
+    entries = coverage()
+    for entry in entries:
+        if entry.id == rule_id:
+            said = differences().get(rule_id)
+            return [
+                f"{rule_id} ({entry.how.replace('_', ' ')})",
+                "  A check of the upstream validators that is no rule of its own here.",
+                f"  class: {CLASSES[entry.how]}",
+                f"  reason: {entry.why}",
+                *([f"  releases: {said}"] if said else []),
+            ]
+    known = dict.fromkeys(
+        [law.id for law in BOOK]
+        + [id for id, _, _ in SPELLINGS.values()]
+        + [budget.id for budget in BUDGETS]
+        + [entry.id for entry in entries]
+    )
+    close = difflib.get_close_matches(rule_id, known, n=1, cutoff=0.4)
     raise UnknownRuleError(f"There is no rule {rule_id!r}{f'; did you mean {close[0]!r}?' if close else '.'}")
+
+
+def _spelling(field: str) -> list[str]:
+    """A law on the names in a list."""
+    id, known, source = SPELLINGS[field]
+    head = [f"{id} (hard)", f"  {field} has known names only.", f"  names: {', '.join(known)}"]
+    tail = ["  targets: all", f"  source: {source}", f"  repairs: a value of {field}"]
+    return [*head, f"  reads: {field}", *tail, *_examples(id)]
+
+
+def _budget(budget: Budget) -> list[str]:
+    """A memory budget."""
+    return [
+        f"{budget.id} (hard)",
+        f"  {budget.text}",
+        f"  message: {budget.because}",
+        f"  reads: {', '.join(budget.reads)}",
+        "  targets: all",
+        f"  source: {budget.source}",
+        f"  repairs: a value of {', '.join(MEASURES)}",
+        *_examples(budget.id),
+        "",
+        *_indented(_code(budget.needs), _code(budget.limit)),
+    ]
 
 
 def _messages(family: Sequence[Law]) -> list[str]:
@@ -91,21 +137,27 @@ def _messages(family: Sequence[Law]) -> list[str]:
 
 def _source_of(law: Law) -> str:
     """The text of the function, decorators left out."""
-    text = inspect.getsource(getattr(law.fn, "__wrapped__", law.fn))
-    lines = inspect.cleandoc(text).splitlines()
+    return _code(getattr(law.fn, "__wrapped__", law.fn))
+
+
+def _code(fn: Callable[..., Any]) -> str:
+    lines = textwrap.dedent(inspect.getsource(fn)).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("def "))
-    return "\n".join(lines[start:])
+    return "\n".join(lines[start:]).rstrip()
 
 
 def _functions(family: Sequence[Law]) -> list[str]:
-    texts = "\n\n".join(dict.fromkeys(map(_source_of, family)))
-    return [f"  {line}".rstrip() for line in texts.splitlines()]
+    return _indented(*dict.fromkeys(map(_source_of, family)))
+
+
+def _indented(*texts: str) -> list[str]:
+    return [f"  {line}".rstrip() for line in "\n\n".join(texts).splitlines()]
 
 
 def _examples(rule_id: str) -> list[str]:
     """What breaks the law: a legal example, and the change."""
     lines = []
-    for row in breaks():
+    for row in [*breaks(), *overruns()]:
         if row["id"] != rule_id:
             continue
         base = bases()[row["base"]]

@@ -148,7 +148,7 @@ def test_an_ampere_machine_has_bf16_alone() -> None:
     ("change", "said"),
     [
         ({"hbm_byte": 3}, "unknown field 'hbm_byte'; did you mean 'hbm_bytes'?"),
-        ({"hbm_bytes": "80GB"}, "hbm_bytes is '80GB', but it must be a valid integer"),
+        ({"hbm_bytes": "80GB"}, "hbm_bytes is '80GB', but it must be a whole number"),
         ({"hbm_bytes_per_second": -1}, "hbm_bytes_per_second is -1"),
         ({"gpus_per_node": 0}, "gpus_per_node is 0"),
         ({"generation": "volta"}, "generation is 'volta'"),

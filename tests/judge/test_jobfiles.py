@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mbsolve.emit.jobwriter import job_file
 from mbsolve.errors import InputError
 from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
+from mbsolve.judge.completion import completed_text
 from mbsolve.models.card import load_model
 from mbsolve.models.partial import PartialModel, UnknownDimensionError
 from mbsolve.reading import make_job
@@ -145,6 +147,58 @@ def test_what_is_absent_is_completed_and_told(tmp_path: Path) -> None:
     assert {"gbs", "sequence_parallel", "etp", "mbs", "precision"} <= set(case.completed)
     other = case_of(tmp_path, target="megatron-lm", config={"tp": 2})
     assert other.plan.etp == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("sequence_parallel", "maybe", "'maybe', but it must be true or false."),
+        ("op_fuser", "perhaps", "'perhaps', but it must be true or false."),
+        ("tp", "x", "'x', but it must be a whole number."),
+        ("tp", 1.5, "1.5, but it must be a whole number."),
+        ("tp", 0, "0, but it must be at least 1."),
+        ("optimizer_offload_fraction", "lots", "'lots', but it must be a number."),
+        ("recompute_modules", 3, "3, but it must be a list."),
+        ("dispatcher", 3, "3, but it must be a word."),
+        ("attention_dropout", 1.5, "1.5, but it must be below 1."),
+        ("expert_rank_capacity", -1, "-1, but it must be above 0."),
+        ("logits_copies", 9, "9, but it must be at most 3."),
+    ],
+)
+def test_a_wrong_value_is_a_sentence_of_ours(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"{name} is {said}")):
+        case_of(tmp_path, config={name: value})
+
+
+def test_every_default_that_the_verdict_rests_on_is_completed(tmp_path: Path) -> None:
+    """What is stated is not listed; what is not stated is, with the value that was judged."""
+    stated = {"tp": 2, "pp": 4, "dispatcher": "deepep", "grad_dtype": "bf16"}
+    case = case_of(tmp_path, config=stated)
+    judged = {**case.plan.model_dump(), **case.job.settings.model_dump()}
+    assert not set(stated) & set(case.completed)
+    assert {name: case.completed[name] for name in case.completed if name in judged} == {
+        name: judged[name] for name in case.completed if name in judged
+    }
+    named: dict[str, Any] = {
+        "vpp": 1,
+        "recompute_granularity": None,
+        "cuda_graph_impl": "none",
+        "moment_dtype": "fp32",
+    }
+    named |= {"precision_aware_optimizer": False, "optimizer_offload_fraction": 0.0, "ep_overlap": False}
+    assert named.items() <= case.completed.items()
+    text = completed_text(case.completed, case.plan)
+    assert "vpp=1" in text and "dispatcher" not in text and "grad_dtype" not in text
+    assert "; off: recompute, precision-aware optimizer, optimizer offload, CUDA graphs; " in text
+    assert case_of(tmp_path, config={}).completed["dispatcher"] == "alltoall"
+    dense = case_of(tmp_path, model="llama3-8b", config={"tp": 2})
+    assert not {"dispatcher", "expert_rank_capacity", "fp8_param"} & set(dense.completed)
+    assert "vpp" not in completed_text(dense.completed, dense.plan)
+
+
+def test_the_virtual_stages_of_a_layout_are_completed_as_it_says(tmp_path: Path) -> None:
+    config = {"pp": 2, "pipeline_layout": "Et*8|t*8|t*8|t*8L"}
+    assert case_of(tmp_path, model="llama3-8b", config=config).completed["vpp"] == 2
 
 
 @pytest.mark.parametrize("name", ["gpus", "seq_len"])

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-from mbsolve.constraints.changes import applied, stage_layers
+from mbsolve.constraints.changes import applied, now, stage_layers
 from mbsolve.constraints.check import Verdict, broken_laws
+from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.lighter import OPEN_FIELDS
 from mbsolve.constraints.normalise import normalise
-from mbsolve.constraints.vocabulary import Plan
+from mbsolve.constraints.vocabulary import Plan, Settings
+from mbsolve.judge.annotations import annotate
 from mbsolve.judge.answers import verdict
 from mbsolve.judge.cases import Case, read_cases
+from mbsolve.judge.text import verdict_text, verdicts_text
+from mbsolve.report import words
 from mbsolve.solver.api import solve
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -194,6 +199,22 @@ def test_formats_that_are_not_stated_are_completed_so_that_it_fits(name: str) ->
     assert answer.evaluation is not None and answer.fits
 
 
+def test_a_verdict_that_rests_on_what_nobody_stated_says_so_first() -> None:
+    case, plain = CASES["K17.a"], CASES["K24"]
+    answer = verdict(case)
+    needs = words.gib(evaluate(case.job, case.plan).worst_stage.peak_device_bytes)
+    first, *_ = verdict_text(case, answer, 1000).splitlines()
+    assert first.startswith("K17.a: feasible only with grad_dtype=bf16 (")
+    assert first.endswith(f"; with the target's defaults it does not fit ({needs} GiB)")
+    assert verdicts_text([case, plain], [answer, verdict(plain)], 100).endswith(
+        "2 jobs: 1 feasible only with leaner formats, 1 oom\n"
+    )
+    (line,) = annotate([case], [answer]).splitlines()
+    assert line.startswith("::warning ")
+    assert ",title=hbm-capacity%3A feasible only with grad_dtype=bf16::" in line
+    assert answer.verdict == "feasible" and "leaner" not in answer.model_dump(mode="json")
+
+
 def test_formats_that_are_stated_are_taken_as_they_are() -> None:
     case = CASES["K24"]
     assert case.open_fields == ()
@@ -202,4 +223,5 @@ def test_formats_that_are_stated_are_taken_as_they_are() -> None:
     for repair in answer.violations[0].repairs:
         job, plan = mended(case, dict(repair.set))
         assert broken_laws(job, plan) == ()
-        assert "grad_dtype" not in answer.completed
+    for name in set(OPEN_FIELDS) & set(answer.completed):
+        assert answer.completed[name] == now(Job.model_construct(settings=Settings()), Plan(), name)

@@ -142,8 +142,8 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     ("name", "change", "said"),
     [
         ("dsv3", {"hiden_size": 7168}, "unknown field 'hiden_size'; did you mean 'hidden_size'?"),
-        ("dsv3", {"num_layers": "61 layers"}, "num_layers is '61 layers', but it must be a valid integer"),
-        ("dsv3", {"num_layers": 0}, "num_layers is 0, but it must be greater than or equal to 1"),
+        ("dsv3", {"num_layers": "61 layers"}, "num_layers is '61 layers', but it must be a whole number"),
+        ("dsv3", {"num_layers": 0}, "num_layers is 0, but it must be at least 1"),
         ("dsv3", {"num_layers": True}, "num_layers is True"),
         ("dsv3", {"tie_embeddings": "no"}, "tie_embeddings is 'no'"),
         ("dsv3", {"kv_lora_rank": None}, "kv_lora_rank is missing, but attention 'mla' needs it"),

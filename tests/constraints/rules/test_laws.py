@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,13 +14,13 @@ import pytest
 
 from mbsolve.constraints import docs
 from mbsolve.constraints.changes import applied
-from mbsolve.constraints.check import SPELLINGS, Violation, judged, violations, warnings
+from mbsolve.constraints.check import SPELLINGS, Violation, check, judged, violations, warnings
 from mbsolve.constraints.examples import bases, breaks, build_job, build_plan
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.laws import broken_laws
 from mbsolve.constraints.normalise import normalise
 from mbsolve.constraints.placement import virtual_stages
-from mbsolve.constraints.rule import FACTS, Rule
+from mbsolve.constraints.rule import FACTS, Rule, sentence
 from mbsolve.constraints.rules import catalogue, useful
 from mbsolve.constraints.rules.catalogue import CANONICAL, OURS, RULES
 from mbsolve.constraints.splits import splits
@@ -281,3 +282,18 @@ def test_a_layout_with_unknown_symbols_is_refused_whatever_else_is_asked() -> No
         recompute_num_layers=2,
     )
     assert "layout-chars" in broken_laws(job, plan)
+
+
+@pytest.mark.parametrize("row", BREAKS, ids=row_id)
+def test_reasons_are_sentences(row: dict[str, Any]) -> None:
+    """Whatever the value, a reason has no word of the programming language."""
+    job, plan = build_job(row["base"], row.get("job", {})), build_plan(row["base"], row.get("plan", {}))
+    answer = check(job, plan, memory=False)
+    reasons = [found.because for found in (*answer.violations, *answer.warnings)]
+    for because in reasons + [change.because for change in answer.normalised]:
+        assert not re.search(r"\b(None|True|False)\b|\(\)|\[\]|\('", because), because
+
+
+def test_a_reason_says_on_off_and_none() -> None:
+    known = {"a": True, "b": False, "c": None, "d": ("x", "y"), "e": (), "f": 0.125}
+    assert sentence("{a} {b} {c} {d} {e} {f:.1%}", known) == "on off none x, y none 12.5%"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,72 @@ def test_a_repair_mends_its_law_and_names_every_other_that_it_breaks(
             assert violation.rule not in after
             assert after - before == set(repair.breaks)
             assert repair.text.startswith(said(job, plan, repair.set))
+
+
+@pytest.mark.parametrize(
+    ("base", "of_job", "changes", "law", "offered"),
+    [
+        (
+            "llama",
+            {"target": "megatron-lm", "model": {"learned_positions": 2048}},
+            {},
+            "seq-max-position",
+            {"seq_len": 2048},
+        ),
+        (
+            "qwen",
+            {"settings": {"expert_rank_capacity": 1.5}},
+            {},
+            "rank-capacity-backend",
+            {"dispatcher": "hybridep", "op_fuser": True},
+        ),
+    ],
+)
+def test_what_is_offered(
+    base: str, of_job: dict[str, Any], changes: dict[str, Any], law: str, offered: dict[str, Any]
+) -> None:
+    job, plan = build_job(base, of_job), build_plan(base, changes)
+    (found,) = [one for one in judged(job, plan)[0] if one.rule == law]
+    assert offered in [repair.set for repair in found.repairs]
+
+
+def test_what_the_plan_does_already_is_no_substitute() -> None:
+    """Beside a fine-grained offload, the other kind is not mended by one more."""
+    changes = {"activation_offload_layers": 4, "fine_grained_offload_modules": ["core_attn", "qkv_linear"]}
+    job, plan = build_job("qwen", {}), build_plan("qwen", changes)
+    for violation in judged(job, plan)[0]:
+        both = [one.set for one in violation.repairs if "activation_offload_layers" in one.set]
+        assert not any("fine_grained_offload_modules" in fields for fields in both)
+
+
+@pytest.mark.parametrize(
+    ("changes", "law", "other", "worse"),
+    [
+        ({"cp": 6}, "seq-cp-divisible", "world-divisible-by-dense-grid", {"cp": 8}),
+        (
+            {
+                "fine_grained_offload_modules": ["attn_proj", "moe_act"],
+                "recompute_granularity": "selective",
+                "recompute_modules": ["moe"],
+            },
+            "fg-offload-vs-moe-recompute",
+            "fg-offload-attn-proj",
+            {"fine_grained_offload_modules": ("attn_proj",)},
+        ),
+    ],
+)
+def test_a_repair_does_not_leave_another_law_on_its_fields_broken(
+    changes: dict[str, Any], law: str, other: str, worse: dict[str, Any]
+) -> None:
+    job, plan = build_job("qwen", {}), build_plan("qwen", changes)
+    after = broken_laws(*normalise(*applied(job, plan, worse))[:2])
+    assert law not in after and other in after
+    violations = {violation.rule: violation for violation in judged(job, plan)[0]}
+    fields = {frozenset(repair.set) for repair in violations[other].repairs}
+    assert frozenset(worse) in fields and violations[law].repairs
+    for repair in violations[law].repairs:
+        if frozenset(repair.set) in fields:
+            assert other not in broken_laws(*normalise(*applied(job, plan, repair.set))[:2])
 
 
 def test_the_nearest_repair_comes_first() -> None:
