@@ -86,7 +86,10 @@ class Logic:
         self.relations: dict[Member, list[Relation]] = {}
         for member, allowed in asked.items():
             for name, some in allowed.items():
-                self._relate(member, (name,), _one_of(name, some))
+                # What is forbidden leaves also the values that only another demand offers.
+                gone = [v for v in self.whole[name] if v not in some]
+                left = some if member[0] == "demand" else [v for v in self.values[name] if v not in gone]
+                self._relate(member, (name,), _one_of(name, left))
         self._sizes_and_split(fixed)
         for rule in rules:
             self._relate(("rule", rule.id), rule.scope, _keeps(rule, job), rule)

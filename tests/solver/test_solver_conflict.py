@@ -247,6 +247,13 @@ def test_memory_is_explained_with_what_the_demands_settle() -> None:
         assert has_plan(job, conflict.fixed, conflict.forbid, conflict.budgets, less=(rule,))
 
 
+def test_what_is_forbidden_leaves_what_is_asked_for() -> None:
+    """The value of a demand need not be among those that are offered by themselves."""
+    assert logic_of(small("dense", 80.0), {"tp": 4, "mbs": 8}, ["mbs=1"]).fewest() is None
+    few = logic_of(small("dense", 80.0), {"mbs": 3}, ["mbs=1"]).fewest()
+    assert few == [("demand", "mbs"), ("rule", "gbs-divisible")]
+
+
 def test_demands_that_are_dropped_together() -> None:
     fixed = {"tp": 3, "mbs": 1, "cuda_graph_impl": "full_iteration", "recompute_granularity": "selective"}
     job = small("experts", 80.0)
