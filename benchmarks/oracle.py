@@ -1,5 +1,7 @@
 """Judge random configurations by the rules and by the real Megatron packages, and print how they differ.
 
+A difference that is not known is shrunk: told by the plainest configuration that has it.
+
 Run: ``MBSOLVE_ORACLE_PYTHON=... python benchmarks/oracle.py [N] [SEED] [--target TARGET]``; ``tests/oracle/README.md`` says how the
 packages are installed.
 """
@@ -16,19 +18,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.oracle.disagreements import Finding, compare
-from tests.oracle.packages import ask, missing
-from tests.oracle.requests import request
+from tests.oracle.disagreements import Finding
+from tests.oracle.packages import missing
 from tests.oracle.sampling import JUDGED, Sample, samples
+from tests.oracle.shrinking import asked, shrunk
 
-Row = tuple[Finding, str]
+Row = tuple[Finding, Sample]
 
 
 def run(seed: int, number: int, target: str) -> list[Row]:
-    """The findings on so many configurations, each with the configuration in words."""
+    """The findings on so many configurations, each with the configuration."""
     drawn = list(islice(samples(seed, target), number))
-    answers = ask([request(sample.job, sample.plan) for sample in drawn])
-    return [(compare(s, a), _words(s)) for s, a in zip(drawn, answers, strict=True)]
+    return list(zip(asked(drawn), drawn, strict=True))
 
 
 def _words(sample: Sample) -> str:
@@ -55,16 +56,16 @@ def main(number: int, seed: int, target: str) -> int:
     print(f"{target}: {len(rows)} configurations, {legal} of them legal by the rules")
     kinds = Counter(finding.kind for finding, _ in rows)
     print(", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
-    classes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for finding, words in rows:
+    classes: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for finding, sample in rows:
         if finding.kind != "agree":
-            classes[finding.kind, finding.what].append(words)
+            classes[finding.kind, finding.what].append(sample)
     for (kind, what), cases in sorted(
         classes.items(), key=lambda item: (item[0][0] == "known", -len(item[1]))
     ):
         print(f"{len(cases):6} {kind}: {what}")
         if kind != "known":
-            print(f"       {cases[0]}")
+            print(f"       {_words(shrunk(cases[0], kind))}")
     return int(any(kind not in ("agree", "known") for kind in kinds))
 
 

@@ -73,6 +73,12 @@ class Job(BaseModel, frozen=True, extra="forbid"):
             derived.pop(name, None)
         return out
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """What is pickled: the fields, without what was derived from them."""
+        state = super().__getstate__()
+        own = type(self).model_fields
+        return {**state, "__dict__": {name: value for name, value in vars(self).items() if name in own}}
+
     @property
     def quantised(self) -> bool:
         """Whether matrix products run in 8 or 4 bits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ def test_values(text: str, value: Any) -> None:
 def test_some_names_keep_their_text() -> None:
     _, decisions = job_of(["cuda_graph_impl=none", "pipeline_layout=Et,t|tL"], [], gpus=8, seq_len=4096)
     assert decisions == {"cuda_graph_impl": "none", "pipeline_layout": "Et,t|tL"}
+
+
+def test_a_job_goes_to_another_process_and_back() -> None:
+    job = make_job(model="dsv3", gpus=64)
+    assert job.topology.domain_gpus and job.facts
+    back = pickle.loads(pickle.dumps(job))
+    assert back == job and back.facts["topology"].domain_gpus == job.topology.domain_gpus
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("llama3.1-405b", 8192), ("gpt3-175b", 2048), ("dsv3", 4096)])
