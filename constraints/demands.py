@@ -197,6 +197,19 @@ def pertinent(dom: Domains, forbid: Sequence[str]) -> tuple[str, ...]:
     return tuple(out)
 
 
+def forbidden(dom: Domains, text: str) -> Domains:
+    """The values that a text of ``forbid`` takes out of the domains, by decision.
+
+    Raises
+    ------
+    DemandError
+        as `narrow`, but not where nothing is left.
+    """
+    left = dict(dom)
+    _forbid(text, dom, left)
+    return {n: tuple(v for v in dom[n] if v not in left[n]) for n in dom if left[n] != dom[n]}
+
+
 def _forbid(text: str, dom: Domains, out: Domains) -> None:
     """Take values out of ``out``; whether a decision can have them at all, ``dom`` says."""
     name, _, raw = text.partition("=")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mbsolve.constraints.demands import SPLIT_FIELDS, narrow
+from mbsolve.constraints.demands import SPLIT_FIELDS, DemandError, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
 from mbsolve.solver.found import InternalError, OutOfTime
@@ -61,7 +61,11 @@ def has_plan(
     if "host-ram-capacity" not in budgets:
         machine = machine.model_copy(update={"host_ram_bytes_per_node": ENDLESS})
     roomy = job.model_copy(update={"machine": machine})
-    demands = narrow(domains(roomy), fixed, forbid)
+    try:
+        demands = narrow(domains(roomy), fixed, forbid)
+    except DemandError:
+        # Without some demand, what is forbidden may be all that there is.
+        return False
     rules = [rule for rule in rules_of(roomy, demands) if rule.id not in less]
     search = Search(
         roomy,
@@ -77,7 +81,7 @@ def has_plan(
 
 def logic_of(job: Job, fixed: Mapping[str, Any], forbid: Sequence[str], rules: Sequence[str] = ()) -> Logic:
     """The rules and demands of a job by themselves; of the rules only those of some ids, where such are given."""
-    chosen = rules_of(job, narrow(domains(job), fixed, forbid))
+    chosen = rules_of(job, narrow(domains(job), fixed))
     return Logic(job, [rule for rule in chosen if not rules or rule.id in rules], fixed, forbid)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from mbsolve.constraints.demands import SPLIT_FIELDS, narrow
+from mbsolve.constraints.demands import SPLIT_FIELDS, forbidden, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.rule import Rule
@@ -74,7 +74,7 @@ class Logic:
     ) -> None:
         self.job = job
         self.whole = domains(job)
-        asked = self._demands(fixed, forbid)
+        asked = self._demands(fixed)
         self.values: dict[str, tuple[Any, ...]] = {
             name: tuple(
                 dict.fromkeys((*self.whole[name], *(v for d in asked.values() for v in d.get(name, ()))))
@@ -86,31 +86,27 @@ class Logic:
         self.relations: dict[Member, list[Relation]] = {}
         for member, allowed in asked.items():
             for name, some in allowed.items():
-                # What is forbidden leaves also the values that only another demand offers.
-                gone = [v for v in self.whole[name] if v not in some]
-                left = some if member[0] == "demand" else [v for v in self.values[name] if v not in gone]
-                self._relate(member, (name,), _one_of(name, left))
+                self._relate(member, (name,), _one_of(name, some))
+        for text in forbid:
+            for name, gone in forbidden(self.whole, text).items():
+                # Left are also values that only another demand offers.
+                left = [v for v in self.values[name] if v not in gone]
+                self._relate(("forbid", text), (name,), _one_of(name, left))
         self._sizes_and_split(fixed)
         for rule in rules:
             self._relate(("rule", rule.id), rule.scope, _keeps(rule, job), rule)
         self.members = list(self.relations)
 
-    def _demands(
-        self, fixed: Mapping[str, Any], forbid: Sequence[str]
-    ) -> dict[Member, dict[str, tuple[Any, ...]]]:
+    def _demands(self, fixed: Mapping[str, Any]) -> dict[Member, dict[str, tuple[Any, ...]]]:
         """For each demand on decisions: the values that it leaves of each decision."""
         out: dict[Member, dict[str, tuple[Any, ...]]] = {}
-        one_by_one: list[tuple[Member, dict[str, Any], list[str]]] = [
-            *((("demand", n), {n: v}, []) for n, v in fixed.items()),
-            *((("forbid", text), {}, [text]) for text in forbid),
-        ]
-        for member, some, none in one_by_one:
-            left = narrow(self.whole, some, none).domains
+        for name, value in fixed.items():
+            left = narrow(self.whole, {name: value}).domains
             changed = {n: left[n] for n in left if left[n] != self.whole[n]}
-            if "recompute_modules" in some and "recompute_granularity" in fixed:
+            if name == "recompute_modules" and "recompute_granularity" in fixed:
                 changed.pop("recompute_granularity", None)
             if changed:
-                out[member] = changed
+                out["demand", name] = changed
         return out
 
     def _pipelines(self, fixed: Mapping[str, Any]) -> Iterator[tuple[int, int, Split]]:

@@ -134,9 +134,13 @@ def _read(where: str, out: Entry, given: Section, whole: bool, flags: bool) -> N
 
 
 def _sizes(where: str, out: Entry, given: Section) -> None:
-    for key in ("dataset.seq_length", "dataset.sequence_length", "model.seq_length"):
-        # The launcher refuses a model and data of different lengths.
+    for key in ("dataset.seq_length", "dataset.sequence_length"):
         out.state(where, "seq_len", given.get(key))
+    length = given.get("model.seq_length")
+    if "seq_len" not in out.sizes:
+        out.state(where, "seq_len", length)
+    elif length is not None and length != out.sizes["seq_len"]:
+        out.ignored["model.seq_length"] = "run_recipe.py copies the length of the dataset over it"
     kinds = given.words("model.cp_comm_type")
     if kinds:
         if len(set(kinds)) > 1:
