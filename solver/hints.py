@@ -208,17 +208,20 @@ def _precisions(asked: _Asked) -> Tried:
 
 
 def _gpus(asked: _Asked) -> Tried:
-    """The fewest GPUs, in whole nodes, that are seen to give a plan: doubled until they do, then bisected."""
+    """The fewest GPUs that are seen to give a plan: doubled until they do, then bisected.
+
+    Beyond one node whole ones are taken.
+    """
     node, below = asked.job.gpus_per_node, asked.job.gpus
-    for doubled in (-(-asked.job.gpus // node) * node * 2**i for i in range(DOUBLINGS + 1)):
-        if doubled <= below:
-            continue
+    inside = [below * 2**i for i in range(1, DOUBLINGS) if below * 2**i < node]
+    nodes = [-(-below // node) * node * 2**i for i in range(DOUBLINGS + 1)]
+    for doubled in (size for size in (*inside, *nodes) if size > below):
         found = asked.solve({"gpus": doubled})
         if found is None:
             below = doubled
             continue
-        gpus = doubled
-        while (middle := (below + gpus) // 2 // node * node) > below:
+        gpus, step = doubled, node if doubled > node else 1
+        while (middle := (below + gpus) // 2 // step * step) > below:
             below, gpus = (below, middle) if asked.seen({"gpus": middle}) else (middle, gpus)
         found = asked.solve({"gpus": gpus}) if gpus < doubled else found
         if found is not None:
