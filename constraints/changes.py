@@ -9,19 +9,13 @@ from typing import Any, Final
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.placement import PlacementError, virtual_stages
-from mbsolve.constraints.vocabulary import DISPATCHERS, PRECISIONS, Plan, Settings
+from mbsolve.constraints.vocabulary import DISPATCHERS, PRECISIONS, SPLIT_FIELDS, Plan, Settings
 from mbsolve.models.partial import UnknownDimensionError
 
 __all__ = ["applied", "distance", "now", "said", "stage_layers"]
 
 JOB_FIELDS: Final = ("gpus", "gbs", "seq_len", "precision")
-SPLIT: Final = (
-    "first_stage_layers",
-    "last_stage_layers",
-    "pipeline_layout",
-    "embedding_in_split",
-    "loss_in_split",
-)
+ENDS: Final = frozenset({"first_stage_layers", "last_stage_layers"})
 RECOMPUTE_PARTS: Final = frozenset({"recompute_method", "recompute_num_layers", "recompute_modules"})
 """Fields that go with recompute_granularity."""
 # More GPUs cost more than another layout on those that are there.
@@ -75,7 +69,7 @@ def distance(job: Job, plan: Plan, fields: Mapping[str, Any]) -> float:
     """How far a change goes: the sum over its fields, in doublings of a parallel degree, and how uneven stages get."""
     total: float = sum(_far(field, now(job, plan, field), value) for field, value in fields.items())
     total += MORE * (len(set(fields) - RECOMPUTE_PARTS) - 1)
-    if {*SPLIT, "pp", "vpp"} & set(fields):
+    if {*SPLIT_FIELDS, "pp", "vpp"} & set(fields):
         layers = stage_layers(*applied(job, plan, fields))
         if layers:
             total += 2.0 * log2(max(layers) * len(layers) / sum(layers))
@@ -87,7 +81,7 @@ def _far(field: str, old: Any, new: Any) -> float:
         return STEP + SWITCH
     if field == "optimizer_offload_fraction":
         return STEP + float(abs(new - old))
-    if field in SPLIT or old is None or new is None:
+    if field in SPLIT_FIELDS or old is None or new is None:
         return STEP + (DROP if new is None else ADD)
     if isinstance(old, int) and isinstance(new, int):
         if min(old, new) < 1:
@@ -132,7 +126,7 @@ def said(job: Job, plan: Plan, fields: Mapping[str, Any]) -> str:
     words = " and ".join(sets) if len(sets) < 3 else f"{', '.join(sets[:-1])} and {sets[-1]}"
     if without:
         words = f"{words} without {' and '.join(without)}".strip()
-    layers = stage_layers(*applied(job, plan, fields)) if set(SPLIT[:2]) & set(fields) else []
+    layers = stage_layers(*applied(job, plan, fields)) if ENDS & set(fields) else []
     if len(set(layers)) > 1:
         runs = [(size, len(list(run))) for size, run in groupby(layers)]
         words += f" ({', '.join(f'{n} x {size}' if n > 1 else str(size) for size, n in runs)} layers)"

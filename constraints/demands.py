@@ -15,6 +15,7 @@ from mbsolve.constraints.vocabulary import (
     GRAPH_SCOPES,
     OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
+    SPLIT_FIELDS,
     Plan,
     Split,
 )
@@ -23,13 +24,6 @@ _LISTS = {
     "recompute_modules": ("recompute", RECOMPUTE_MODULES),
     "fine_grained_offload_modules": ("offload", OFFLOAD_MODULES),
     "cuda_graph_scope": ("graph", GRAPH_SCOPES),
-}
-_SPLIT = {
-    "pipeline_layout": "layout",
-    "first_stage_layers": "first",
-    "last_stage_layers": "last",
-    "embedding_in_split": "embedding",
-    "loss_in_split": "loss",
 }
 _COUNTED = ("embedding_in_split", "loss_in_split")
 _NONE = {"recompute_granularity": "none", "recompute_method": "none", "recompute_num_layers": 0}
@@ -40,7 +34,6 @@ _CHOICES = {
     "recompute_method": ("none", "uniform", "block"),
 }
 _SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "mbs")
-SPLIT_FIELDS = tuple(_SPLIT)
 DERIVED_SIZES = ("dp", "edp")
 
 
@@ -102,7 +95,7 @@ def narrow(dom: Domains, fixed: Mapping[str, Any] | None, forbid: Sequence[str] 
         if empty is not None:
             raise DemandError(f"forbid {text!r}: with what else is asked, {empty} has no value left")
     no_layout = "pipeline_layout" in split and split["pipeline_layout"] is None
-    chosen = {_SPLIT[k]: v for k, v in split.items() if v is not None and v is not False}
+    chosen = {SPLIT_FIELDS[k]: v for k, v in split.items() if v is not None and v is not False}
     fixed_names = frozenset(n for n, values in out.items() if values != dom[n] and len(values) == 1)
     open_end = None
     if len(chosen.keys() & {"first", "last"}) == 1 and "layout" not in chosen:
@@ -123,7 +116,7 @@ def _fix(name: str, value: Any, out: Domains, split: dict[str, Any], derived: di
         out |= {f"{prefix}_{m}": (m in chosen,) for m in modules}
         if name == "recompute_modules" and chosen:
             out["recompute_granularity"] = ("selective",)
-    elif name in _SPLIT:
+    elif name in SPLIT_FIELDS:
         split[name] = _split_value(name, value)
     elif name in DERIVED_SIZES:
         derived[name] = _whole(name, value, 1)

@@ -124,6 +124,16 @@ class Split(BaseModel, frozen=True, extra="forbid"):
         return f"even with {' and '.join(ends)}" if ends else "even"
 
 
+SPLIT_FIELDS: Final = {
+    "first_stage_layers": "first",
+    "last_stage_layers": "last",
+    "pipeline_layout": "layout",
+    "embedding_in_split": "embedding",
+    "loss_in_split": "loss",
+}
+"""Field of a plan -> the part of its split that it says."""
+
+
 class Plan(BaseModel, frozen=True, extra="forbid"):
     """One configuration: a value for every decision."""
 
@@ -159,13 +169,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         flat: dict[str, Any] = {
             name: getattr(self, name) for name in DECISIONS if name in type(self).model_fields
         }
-        flat["split"] = Split(
-            first=self.first_stage_layers,
-            last=self.last_stage_layers,
-            layout=self.pipeline_layout,
-            embedding=self.embedding_in_split,
-            loss=self.loss_in_split,
-        )
+        flat["split"] = Split(**{part: getattr(self, name) for name, part in SPLIT_FIELDS.items()})
         flat["recompute_granularity"] = self.recompute_granularity or "none"
         flat["recompute_method"] = self.recompute_method or "none"
         flat["recompute_num_layers"] = self.recompute_num_layers or 0
@@ -187,11 +191,7 @@ def plan_of(values: Mapping[str, Any]) -> Plan:
             for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "mbs", "activation_offload_layers")
         },
         sequence_parallel=bool(values["sequence_parallel"]),
-        pipeline_layout=split.layout,
-        first_stage_layers=split.first,
-        last_stage_layers=split.last,
-        embedding_in_split=split.embedding,
-        loss_in_split=split.loss,
+        **{name: getattr(split, part) for name, part in SPLIT_FIELDS.items()},
         recompute_granularity=None if granularity == "none" else granularity,
         recompute_method=None if values["recompute_method"] == "none" else values["recompute_method"],
         recompute_num_layers=values["recompute_num_layers"] or None,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mbsolve.constraints.job import derive
 from mbsolve.constraints.rule import Rule
+from mbsolve.solver.columns import with_sizes
 from mbsolve.solver.logic import PIPELINE, Bools, Logic, Member, Relation
 from mbsolve.solver.outcome import Cause
 
@@ -16,6 +16,8 @@ __all__ = ["Narrowing", "chain", "narrowed", "pins"]
 
 # Decisions worth a word where a rule settles them.
 SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "mbs", "activation_offload_layers", "dispatcher")
+
+Step = tuple[Member, Rule, dict[str, list[Any]]]
 
 # Values that a sentence lists; of more it gives the ends.
 LISTED = 4
@@ -57,15 +59,14 @@ class Narrowing:
         rule = relation.rule
         if rule is None or relation.left(self.open)[relation.names[0]].any():
             return None
-        at: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "mbs": 1}
+        at: dict[str, Any] = {}
         various = []
         for name in relation.names:
             for part in PIPELINE if name == "pipeline" else (name,):
                 values = self.left(part)
                 at[part] = values[0]
                 various += [part] if len(values) > 1 and part in relation.names else []
-        at |= derive(self.logic.job, at)
-        clause = rule.clause(self.logic.job.facts, at).rstrip(".")
+        clause = rule.clause(self.logic.job.facts, with_sizes(self.logic.job, at)).rstrip(".")
         return clause + (f"; the same with any other {' and '.join(various)}" if various else "")
 
     def _channel(self) -> None:
@@ -80,10 +81,8 @@ class Narrowing:
             self.open[name] = self.open[name] & kept
 
 
-def narrowed(
-    logic: Logic, members: Iterable[Member]
-) -> tuple[Narrowing, list[tuple[Member, Rule, list[str]]]]:
-    """Apply members until nothing changes: what is left, and each step (member, rule, decisions that it narrowed).
+def narrowed(logic: Logic, members: Iterable[Member]) -> tuple[Narrowing, list[Step]]:
+    """Apply members until nothing changes: what is left, and each step (member, rule, values that it left).
 
     Demands come first; of rules, one is applied again as often as it narrows something. Ends where nothing is left.
     """
@@ -93,7 +92,7 @@ def narrowed(
         if member[0] != "rule":
             for relation in logic.relations[member]:
                 now.apply(relation)
-    steps: list[tuple[Member, Rule, list[str]]] = []
+    steps: list[Step] = []
     rules = [(m, r) for m in members if m[0] == "rule" for r in logic.relations[m]]
     changed = True
     while changed and not now.empty:
@@ -102,7 +101,7 @@ def narrowed(
             before = dict(now.open)
             names = now.apply(relation)
             if names and relation.rule is not None:
-                steps.append((member, relation.rule, names))
+                steps.append((member, relation.rule, {name: now.left(name) for name in names}))
                 changed = True
             if now.empty:
                 # The reason names the values that the last rule met.
@@ -112,14 +111,14 @@ def narrowed(
 
 
 def chain(logic: Logic, members: Sequence[Member], fixed: Mapping[str, Any]) -> list[Cause]:
-    """The sentences of a conflict, one for each rule, the demands last."""
+    """The sentences of the rules of a conflict, one for each."""
     now, steps = narrowed(logic, members)
     told: dict[Member, Cause] = {}
     last = steps[-1][0] if steps else None
-    for member, rule, names in steps:
+    for member, rule, left in steps:
         if member == last or member in told:
             continue
-        told[member] = Cause(rule=member[1], text=f"{_law(rule)}: {_left(now, names)}")
+        told[member] = Cause(rule=member[1], text=f"{_law(rule)}: {_left(left)}")
     for member in [m for m in members if m[0] == "rule" and m not in told]:
         told[member] = Cause(rule=member[1], text=_reason(now, logic.relations[member], fixed))
     return list(told.values())
@@ -127,17 +126,16 @@ def chain(logic: Logic, members: Sequence[Member], fixed: Mapping[str, Any]) -> 
 
 def pins(logic: Logic, fixed: Mapping[str, Any]) -> list[Cause]:
     """The rules by which demands settle sizes that were open, and at what; a cause for each rule."""
-    now, steps = narrowed(logic, logic.members)
-    settled: dict[str, tuple[Rule, list[str]]] = {}
+    settled: dict[str, tuple[Rule, dict[str, list[Any]]]] = {}
     seen: set[str] = set(fixed)
-    for (_, name), rule, names in reversed(steps):
-        mine = [n for n in names if n in SIZES and n not in seen and len(now.left(n)) == 1]
+    for (_, name), rule, left in reversed(narrowed(logic, logic.members)[1]):
+        mine = {n: v for n, v in left.items() if n in SIZES and n not in seen and len(v) == 1}
         if mine:
-            settled.setdefault(name, (rule, []))[1].extend(mine)
+            settled.setdefault(name, (rule, {}))[1].update(mine)
             seen |= set(mine)
     return [
-        Cause(rule=name, text=f"{_law(rule)}: {_left(now, names)}")
-        for name, (rule, names) in reversed(settled.items())
+        Cause(rule=name, text=f"{_law(rule)}: {_left(left)}")
+        for name, (rule, left) in reversed(settled.items())
     ]
 
 
@@ -160,8 +158,8 @@ def _law(rule: Rule) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def _left(now: Narrowing, names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {_values(now.left(name))}" for name in names)
+def _left(left: Mapping[str, Sequence[Any]]) -> str:
+    return ", ".join(f"{name} {_values(values)}" for name, values in left.items())
 
 
 def _values(values: Sequence[Any]) -> str:

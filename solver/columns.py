@@ -18,6 +18,7 @@ from mbsolve.constraints.vocabulary import DERIVED
 Ints = NDArray[np.int64]
 
 NEEDS = {"dp": ("tp", "cp", "pp"), "edp": ("etp", "ep", "pp"), "microbatches": ("tp", "cp", "pp", "mbs")}
+ONES = dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "mbs"), 1)
 # Codes up to this are told apart by counting, larger ones by sorting.
 DENSE = 1 << 16
 
@@ -113,9 +114,12 @@ def scope_rows(columns: Columns, scope: Iterable[str]) -> tuple[tuple[str, ...],
 
 def values_at(job: Job, columns: Columns, names: Sequence[str], row: int) -> dict[str, Any]:
     """Values of some decisions in one row, with the derived sizes that they determine."""
-    out = {n: columns.values[n][int(columns.codes[n][row])] for n in names}
-    known = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "mbs": 1} | out
-    return derive(job, known) | out
+    return with_sizes(job, {n: columns.values[n][int(columns.codes[n][row])] for n in names})
+
+
+def with_sizes(job: Job, at: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of some decisions with the derived sizes that they determine; those of other decisions mean nothing."""
+    return {**derive(job, {**ONES, **at}), **at}
 
 
 def keep_legal(

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mbsolve.constraints.demands import SPLIT_FIELDS, DemandError, narrow
+from mbsolve.constraints.budgets import BUDGETS as DECLARED
+from mbsolve.constraints.demands import DemandError, narrow
 from mbsolve.constraints.domains import domains
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.vocabulary import SPLIT_FIELDS
 from mbsolve.solver.found import InternalError, OutOfTime
 from mbsolve.solver.logic import Logic, Member
 from mbsolve.solver.search import Search, rules_of
 
 __all__ = ["BUDGETS", "Conflict", "conflict_of", "has_plan", "logic_of"]
 
-BUDGETS: Final = ("host-ram-capacity", "hbm-capacity")
+# The host's first: where both are in the way, the memory of the GPU is what is told.
+BUDGETS: Final = tuple(budget.id for budget in reversed(DECLARED))
 # More bytes than any plan needs, and fewer than the models can count.
 ENDLESS: Final = 4 * 10**15
 # Shapes searched exactly in one question; what needs more is left open. A whole solve of a large job takes about 50.

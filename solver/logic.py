@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from mbsolve.constraints.demands import SPLIT_FIELDS, forbidden, narrow
+from mbsolve.constraints.demands import forbidden, narrow
 from mbsolve.constraints.domains import domains
-from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.rule import Rule
 from mbsolve.constraints.splits import splits
-from mbsolve.constraints.vocabulary import DECISIONS, Split
-from mbsolve.solver.columns import NEEDS, holds
+from mbsolve.constraints.vocabulary import DECISIONS, SPLIT_FIELDS, Split
+from mbsolve.solver.columns import NEEDS, holds, with_sizes
 from mbsolve.solver.cpsat import FEASIBLE, OPTIMAL, run
 
 __all__ = ["Logic", "Member", "Relation"]
@@ -157,10 +157,7 @@ class Logic:
             at = dict(zip(names, combination, strict=True))
             if "pipeline" in at:
                 at |= dict(zip(PIPELINE, at.pop("pipeline"), strict=True))
-            if derived:
-                ones = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "mbs": 1}
-                at |= derive(self.job, ones | at)
-            yield at
+            yield with_sizes(self.job, at) if derived else at
 
     def fewest(self) -> list[Member] | None:
         """A conflict of the fewest members, those listed first preferred; None where all can hold together.

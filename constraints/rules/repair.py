@@ -28,6 +28,7 @@ from mbsolve.constraints.vocabulary import (
     OFFLOAD_MODULES,
     PRECISIONS,
     RECOMPUTE_MODULES,
+    SPLIT_FIELDS,
     Plan,
     Settings,
     Split,
@@ -49,13 +50,6 @@ LIST_FIELDS: Final = {
     "recompute_": ("recompute_modules", RECOMPUTE_MODULES),
     "offload_": ("fine_grained_offload_modules", OFFLOAD_MODULES),
     "graph_": ("cuda_graph_scope", GRAPH_SCOPES),
-}
-SPLIT_FIELDS: Final = {
-    "first": "first_stage_layers",
-    "last": "last_stage_layers",
-    "layout": "pipeline_layout",
-    "embedding": "embedding_in_split",
-    "loss": "loss_in_split",
 }
 RECOMPUTE: Final[tuple[dict[str, Any], ...]] = (
     {
@@ -218,7 +212,7 @@ def _fields(name: str, values: Mapping[str, Any], changed: Mapping[str, Any]) ->
     value = changed[name]
     if name == "split":
         old, new = values[name].model_dump(), value.model_dump()
-        return {SPLIT_FIELDS[part]: new[part] for part in SPLIT_FIELDS if new[part] != old[part]}
+        return {name: new[part] for name, part in SPLIT_FIELDS.items() if new[part] != old[part]}
     listed = _list_field(name)
     if listed:
         prefix, field, members = listed
@@ -271,7 +265,7 @@ def repair_fields(rule: Rule) -> tuple[str, ...]:
     names = _decisions(rule)
     for name in names:
         listed = _list_field(name)
-        out += SPLIT_FIELDS.values() if name == "split" else [listed[1] if listed else name]
+        out += SPLIT_FIELDS if name == "split" else [listed[1] if listed else name]
         out += [field for fields in INSTEAD.get(name, ()) for field in fields]
     if any(name.startswith("recompute_") for name in names):
         out += RECOMPUTE[0]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mbsolve.constraints.changes import SPLIT
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.rules.layout import virtual_stage_texts
-from mbsolve.constraints.vocabulary import Plan, Settings
+from mbsolve.constraints.vocabulary import SPLIT_FIELDS, Plan, Settings
 from mbsolve.emit.entry import Entry
 from mbsolve.models.partial import UnknownDimensionError
 from mbsolve.report.words import decision, word
@@ -43,7 +42,7 @@ NAMED: Final = frozenset({"tp", "cp", "pp", "ep", "etp", "mbs", "vpp", "sequence
 
 def defaults_taken(entry: Entry, job: Job, plan: Plan) -> dict[str, Any]:
     """Return decisions and settings that an entry does not state, with their values; those that mean nothing left out."""
-    without = set(SPLIT)
+    without = set(SPLIT_FIELDS)
     if _is_dense(job):
         without |= OF_EXPERTS
     if not job.quantised:
