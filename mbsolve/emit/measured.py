@@ -89,7 +89,10 @@ class Measured:
 
 
 def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that leave VPP open take that of the rows with the same model, machine, TP, PP and CP, where these agree."""
+    """Published rows that leave VPP open take that of the rows of their cell (model, machine, TP, PP, CP) that agree.
+
+    Probes say all they ran with, so they are left as they are.
+    """
 
     def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(str(row.get(name)) for name in ("model", "hardware", "tp", "pp", "cp"))
@@ -101,7 +104,7 @@ def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str
     out: list[Mapping[str, Any]] = []
     for row in rows:
         known = seen.get(cell(row), set())
-        take = row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
+        take = "tier" in row and row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
         out.append({**row, "vpp": next(iter(known))} if take else row)
     return out
 
