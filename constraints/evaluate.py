@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,10 +19,10 @@ from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN, Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
-from mbsolve.constraints.rule import Row, Term
+from mbsolve.constraints.rule import RESERVED, Row, Term
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.time.step import StagePass, Step, step_of
-from mbsolve.constraints.vocabulary import Plan
+from mbsolve.constraints.vocabulary import GRAPH_SCOPES, Plan
 from mbsolve.models.flops import flops_per_token
 
 
@@ -44,10 +44,19 @@ def priced(job: Job, plan: Plan, terms: Iterable[Term] = TERMS) -> Priced:
     """Call every term once."""
     flat = plan.values()
     flat |= derive(job, flat)
+    flat |= whole_layers(job, flat)
     out = Priced(job, plan, flat)
     for t in terms:
         out.terms[t.row].append((t, float(t.call(job.facts, flat))))
     return out
+
+
+def whole_layers(job: Job, values: Mapping[str, Any]) -> dict[str, bool]:
+    """The scopes that graphs without one capture: every half of a layer. Layers of experts cannot be captured so."""
+    scoped = values["cuda_graph_impl"] in ("local", "transformer_engine")
+    if not scoped or job.model.is_moe or any(values[f"graph_{s}"] for s in GRAPH_SCOPES):
+        return {}
+    return {f"graph_{s}": True for s in ("attn", "mamba", "mlp")}
 
 
 def replay_of(plan: Plan) -> Replay:
@@ -104,31 +113,36 @@ def plan_moments(job: Job, plan: Plan) -> tuple[Moments, ...]:
     )
 
 
-def _memory_vector(p: Priced, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    index = np.array([COLUMN[t.per] for t, _ in p.terms[row]], np.int64)
-    return index, np.array([v for _, v in p.terms[row]], float)
+def _memory_vector(p: Priced, *rows: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    found = [entry for row in rows for entry in p.terms[row]]
+    return np.array([COLUMN[t.per] for t, _ in found], np.int64), np.array([v for _, v in found], float)
 
 
 def stage_memory(p: Priced, moments: Moments) -> StageMemory:
     """Device memory of one rank: its fullest moment, and the state between steps."""
-    index, value = _memory_vector(p, "device_bytes")
+    index, value = _memory_vector(p, *RESERVED)
     parts = moments.counts[:, index] * value
     totals = parts.sum(axis=1)
     peak = int(totals.argmax())
     rest = moments.counts[:, COLUMN["at_rest"]] * (1 - moments.counts[:, COLUMN["at_optimizer"]])
-    between = float(totals[rest.astype(bool)].max())
-    allocated = float(totals[peak])
-    reserved = allocated * reserved_permille() / PERMILLE
+    pooled = np.array([t.row == "pool_bytes" for row in RESERVED for t, _ in p.terms[row]])
+    between = float((totals - parts @ pooled)[rest.astype(bool)].max())
+    pool = float(parts[peak] @ pooled)
+    if p.plan.cuda_graph_impl == "full_iteration":
+        # All that the passes hold lies in the graph's pool; the state between steps was there before it.
+        pool = float(totals[peak]) - between
+    reserved = float(totals[peak]) * reserved_permille(p.job) / PERMILLE
     context = p.total("context_bytes", {"one": 1})
     terms = tuple(
         TermValue(name=t.name, bytes=float(b), stage=moments.rank, source=str(t.source))
-        for (t, _), b in zip(p.terms["device_bytes"], parts[peak], strict=True)
+        for (t, _), b in zip((e for row in RESERVED for e in p.terms[row]), parts[peak], strict=True)
         if b
     )
     return StageMemory(
         stage=moments.rank,
         between_bytes=between,
-        peak_allocated_bytes=allocated,
+        peak_allocated_bytes=float(totals[peak]) - pool,
+        pool_bytes=pool,
         peak_reserved_bytes=reserved,
         peak_device_bytes=reserved + context,
         peak_moment=moments.labels[peak],

@@ -27,12 +27,14 @@ class TermValue(_Data):
 class StageMemory(_Data):
     """Device memory of one pipeline rank, in bytes.
 
+    ``pool_bytes`` lie in private pools of captured graphs: reserved through the whole step, not counted as allocated.
     ``peak_device_bytes`` is what the driver sees: the reserved estimate, the context and the communicators.
     """
 
     stage: int
     between_bytes: float
     peak_allocated_bytes: float
+    pool_bytes: float = 0.0
     peak_reserved_bytes: float
     peak_device_bytes: float
     peak_moment: str

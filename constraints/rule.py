@@ -23,6 +23,7 @@ FACTS = ("job", "model", "machine", "topology")
 Kind = Literal["hard", "warning", "normalised"]
 Row = Literal[
     "device_bytes",
+    "pool_bytes",
     "context_bytes",
     "host_bytes",
     "forward_device",
@@ -34,6 +35,9 @@ Row = Literal[
     "param_gather",
     "tail",
 ]
+
+# What the allocator reserves: tensors that it counts as allocated, and the private pools of captured graphs.
+RESERVED: tuple[Row, ...] = ("device_bytes", "pool_bytes")
 
 
 class _Words(Formatter):

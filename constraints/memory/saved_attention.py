@@ -60,7 +60,13 @@ def _value_left(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Val
 
 
 @saved(
-    "layer_input", "attention", offloaded_by=("attn_norm",), offload_only="mla", source=NORM_LINEAR
+    "layer_input",
+    "attention",
+    offloaded_by=("attn_norm",),
+    offload_only="mla",
+    captured_by=("attn", "mlp"),
+    pooled_by=("mlp",),
+    source=NORM_LINEAR,
 )  # the norm of GQA is fused into the projection: upstream then ignores attn_norm
 def layer_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Layer input: input of the norm and the residual, one tensor."""

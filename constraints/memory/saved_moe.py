@@ -25,7 +25,14 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
     return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@saved("hidden", "moe", offloaded_by=("mlp_norm",), source=MOE)
+@saved(
+    "hidden",
+    "moe",
+    offloaded_by=("mlp_norm",),
+    captured_by=("moe_router", "moe", "attn"),
+    pooled_by=("attn",),
+    source=MOE,
+)
 def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Hidden state before the MLP norm, and the residual."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)
@@ -35,6 +42,7 @@ def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_pa
     "norm_output",
     "moe",
     recomputed_by=(Undo("layernorm"), Undo("moe", kept=_hidden, remade=nothing)),
+    captured_by=("moe_router", "moe"),
     source=MOE,
 )
 def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
@@ -46,6 +54,7 @@ def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequen
     "shared_input",
     "moe",
     recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
     quantised=True,
     source=SHARED,
 )
@@ -55,7 +64,13 @@ def shared_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, seque
     return _hidden(job, model, mbs, cp, tp, sequence_parallel) * float(own)
 
 
-@saved("shared_fc1_output", "moe", recomputed_by=(Undo("shared_experts"), Undo("moe")), source=SHARED)
+@saved(
+    "shared_fc1_output",
+    "moe",
+    recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
+    source=SHARED,
+)
 def shared_fc1_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     """Output of the shared experts' fc1."""
     return sizes.gates(model) * sizes.shared_width(job, model, mbs, cp, tp)
@@ -65,6 +80,7 @@ def shared_fc1_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) 
     "shared_activation",
     "moe",
     recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
     quantised=True,
     source=SHARED,
 )
@@ -136,7 +152,13 @@ expert_activation = saved(
 )(_expert_activation)
 
 
-@saved("permutation_map", "moe", recomputed_by=(Undo("moe"),), source=PERMUTE)
+@saved(
+    "permutation_map",
+    "moe",
+    recomputed_by=(Undo("moe"),),
+    captured_by=("moe_preprocess", "moe"),
+    source=PERMUTE,
+)
 def permutation_map(
     job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
 ) -> Value:
@@ -144,7 +166,7 @@ def permutation_map(
     return sizes.permutation_map(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@saved("routing", "moe", recomputed_by=(Undo("moe"),), source=ROUTER)
+@saved("routing", "moe", recomputed_by=(Undo("moe"),), captured_by=("moe_router", "moe"), source=ROUTER)
 def routing(
     job: Job,
     model: Model,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.capture import captured, graph_needs
 from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.declare import ask, composed, names_of
 from mbsolve.constraints.memory.sizes import BF16, Value, flag, operand_factor
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
@@ -219,49 +225,36 @@ def embedding_gradient(
     return model.vocab_size * model.hidden_size / tp * BF16 + kept
 
 
-@term("transient.p2p", row="device_bytes", per="p2p", source=source_of("p2p_tensors_interleaved"))
-def p2p(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    pp: Value,
-    vpp: Value,
-) -> Value:
-    """Hidden states alive between the sends and receives of the pipeline."""
-    number = np.where(np.asarray(vpp) > 1, constant("p2p_tensors_interleaved"), constant("p2p_tensors"))
-    return number * (np.asarray(pp) > 1) * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+@term("transient.p2p", row="device_bytes", per="p2p", source=source_of("p2p_tensors"))
+def p2p(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """A hidden state alive between the sends and receives of the pipeline."""
+    return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@term(
-    "residue.interleaved", row="device_bytes", per="at_rest", source=source_of("interleaved_residue_tensors")
-)
-def residue(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    pp: Value,
-    vpp: Value,
-) -> Value:
-    """Hidden states still referenced after an interleaved schedule returns."""
-    there = (np.asarray(vpp) > 1) & (np.asarray(pp) > 1)
-    number = constant("interleaved_residue_tensors")
-    return number * there * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+@term("residue.received", row="device_bytes", per="received", source=source_of("received_tensors"))
+def residue(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """Last input that a chunk received, and its gradient, where no micro-batch of the chunk is in flight."""
+    return constant("received_tensors") * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+
+
+def _eager(found: Term, scopes: tuple[str, ...]) -> Term:
+    """A transient that goes into a graph's pool where its half is captured."""
+
+    def body(values: Mapping[str, Any]) -> Value:
+        return ask(found.fn, values) * (1 - captured(values, scopes))
+
+    fn = composed(found.fn.__doc__ or "", (*names_of(found.fn), *graph_needs(scopes)), body)
+    return replace(found, fn=fn)
 
 
 TRANSIENT_TERMS: tuple[Term, ...] = (
-    dense_forward,
+    _eager(dense_forward, ("mlp",)),
     dense_nograd,
-    dense_backward,
+    _eager(dense_backward, ("mlp",)),
     moe_forward,
     moe_nograd,
     moe_backward,
-    attention_backward,
+    _eager(attention_backward, ("attn",)),
     loss,
     loss_backward,
     embedding_gradient,
