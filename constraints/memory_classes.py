@@ -60,6 +60,12 @@ CLASSES: Final = (
         _routes_naturally,
     ),
     MemoryClass(
+        "EP overlap",
+        "models with experts",
+        "two micro-batches are under way at once",
+        lambda job, plan: plan.ep_overlap,
+    ),
+    MemoryClass(
         "graphs of the iteration",
         "CUDA graphs",
         "one graph of the whole iteration keeps all that a step allocates in its pool",
@@ -79,12 +85,6 @@ CLASSES: Final = (
         "Transformer Engine captures a graph of each layer and micro-batch in flight, whose pools last",
         _graphs_by("transformer_engine"),
         "reserved",
-    ),
-    MemoryClass(
-        "EP overlap",
-        "models with experts",
-        "two micro-batches are under way at once",
-        lambda job, plan: plan.ep_overlap,
     ),
     MemoryClass(
         "fine-grained offload",
