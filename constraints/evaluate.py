@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbsolve.constraints.budgets import BUDGETS
-from mbsolve.constraints.error_bars import error_bar
+from mbsolve.constraints.error_bars import error_bar, memory_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.device import reserved_permille
@@ -247,6 +247,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
         error_bar=error_bar(job.model),
+        memory_error=memory_bar(job, plan, peak),
         terms=time_terms(p, step, passes),
         stages=stages,
         host_bytes_per_node=host_bytes(p),

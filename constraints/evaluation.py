@@ -48,6 +48,27 @@ class Grids(_Data):
     expert: tuple[int, int, int, int]
 
 
+class MemoryBar(_Data):
+    """How far a plan's peak may be off, from measured rows of its class.
+
+    Parameters
+    ----------
+    name : the class that says so: the one with the widest bar of those that the plan has something of.
+    error_bar : relative error of the peak to expect: nine in ten rows are within it.
+    short : how much more than predicted to be ready for, over what was predicted: nine in ten rows took no more.
+    rows : measured rows that the bar rests on.
+    validated : whether rows of every class that the plan has something of were measured.
+    words : whether the plan fits, with which margin, and whether the margin covers the error.
+    """
+
+    name: str
+    error_bar: float
+    short: float
+    rows: int
+    validated: bool
+    words: str
+
+
 class Evaluation(_Data):
     """Time and memory of one plan, in floating point.
 
@@ -56,6 +77,7 @@ class Evaluation(_Data):
     step_seconds : one optimizer step.
     tflops_per_gpu, mfu : model FLOPs in the stack's own counting (3 x forward, recompute never counted).
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
+    memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
     host_bytes_per_node : pinned host memory that the plan's offloads need on the fullest node.
     headroom_bytes : device memory left on the fullest rank after its peak (the margin not subtracted).
@@ -67,6 +89,7 @@ class Evaluation(_Data):
     tflops_per_gpu: float
     mfu: float
     error_bar: float
+    memory_error: MemoryBar
     terms: tuple[TermValue, ...]
     stages: tuple[StageMemory, ...]
     host_bytes_per_node: float

@@ -47,6 +47,7 @@ class Figures:
     ----------
     step_seconds : one optimizer step, or all forward and backward passes of one rank (``passes_only``).
     between_bytes, peak_bytes : allocated between steps, and at the peak of a step.
+    reserved_bytes : reserved by the allocator at the peak of a step.
     peaks_by_rank : peak of every global rank, where each is known.
     stage : pipeline rank of the memory figures: an index, -1 for the last, None for the fullest.
     passes_only : whether ``step_seconds`` leaves out the optimizer and all communication.
@@ -58,6 +59,7 @@ class Figures:
     peaks_by_rank: tuple[float, ...] = ()
     stage: int | None = None
     passes_only: bool = False
+    reserved_bytes: float | None = None
 
     def any(self) -> bool:
         """Whether there is anything to compare with."""
@@ -177,7 +179,15 @@ def _figures(row: Mapping[str, Any]) -> Figures:
     by_rank = tuple(v * GIB for v in row.get("mem_per_rank_allocated_gib") or ())
     peak = max(by_rank) if peak is None and by_rank else peak
     stage = -1 if "last global rank" in note else 0 if re.search(r"\brank[- ]0\b", note) else None
-    return Figures(_seconds(row), between, peak, by_rank, stage)
+    reserved = row.get("mem_reserved_gb")
+    return Figures(
+        _seconds(row),
+        between,
+        peak,
+        by_rank,
+        stage,
+        reserved_bytes=None if reserved is None else reserved * GB,
+    )
 
 
 def _seconds(row: Mapping[str, Any]) -> float | None:

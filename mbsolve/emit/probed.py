@@ -55,14 +55,13 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
     seconds = row.get("fwd_bwd_ms")
     # The memory pool of captured graphs is reserved for good, but allocated only while they are captured.
     captured = row.get("cuda_graph_impl") is not None
-    between, peak = (
-        row.get("between_steps_gib"),
-        row.get("peak_reserved_gib" if captured else "peak_allocated_gib"),
-    )
+    between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
+    peak = reserved if captured else row.get("peak_allocated_gib")
     out.figures = Figures(
         step_seconds=None if seconds is None else seconds / 1e3,
         between_bytes=None if between is None else between * GIB - inherited,
         peak_bytes=None if peak is None else peak * GIB - inherited,
+        reserved_bytes=None if reserved is None else reserved * GIB - inherited,
         stage=int(row.get("pp_rank") or 0),
         passes_only=True,
     )

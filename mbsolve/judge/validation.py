@@ -21,6 +21,7 @@ from mbsolve.constraints.evaluate import (
 from mbsolve.constraints.evaluate import time_terms as step_terms
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
+from mbsolve.constraints.memory_classes import class_of
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.time.catalogue import TIME_TERMS
 from mbsolve.emit.measured import Figures, Measured, completed_by_siblings, measured_row
@@ -48,6 +49,13 @@ class Compared(_Data):
     peak_bytes: float | None = None
 
 
+class Reserved(_Data):
+    """Bytes that the allocator reserved at the peak of a step, and those predicted."""
+
+    measured_bytes: float
+    predicted_bytes: float
+
+
 class RowResult(_Data):
     """One measured row.
 
@@ -57,7 +65,10 @@ class RowResult(_Data):
     hardware, family, precision : of the groups that errors are shown by.
     evaluated : whether it was predicted; if not, ``reason`` says why.
     measured, predicted : what is compared.
-    time_error, between_error, peak_error : predicted over measured, minus one; None where nothing is compared.
+    reserved : what the allocator reserved, where the row has it.
+    time_error, between_error, peak_error, reserved_error : predicted over measured, minus one; None where nothing is
+        compared.
+    memory_class : of `constraints.memory_classes`, where memory is compared.
     not_compared : figures that were measured but not compared -> why.
     stage : pipeline rank of the memory figures.
     illegal : laws of ours that this configuration, which ran, breaks.
@@ -77,9 +88,12 @@ class RowResult(_Data):
     reason: str | None = None
     measured: Compared = Compared()
     predicted: Compared = Compared()
+    reserved: Reserved | None = None
     time_error: float | None = None
     between_error: float | None = None
     peak_error: float | None = None
+    reserved_error: float | None = None
+    memory_class: str | None = None
     not_compared: dict[str, str] = {}
     stage: int | None = None
     illegal: tuple[str, ...] = ()
@@ -234,6 +248,11 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
             found["between_bytes"] = worst.between_bytes
         if seen.peak_bytes is not None:
             found["peak_bytes"] = worst.peak_allocated_bytes
+        notes["memory_class"] = class_of(job, case.plan).name
+        if seen.reserved_bytes is not None:
+            predicted_bytes = max(s.peak_reserved_bytes for s in stages)
+            notes["reserved"] = Reserved(measured_bytes=seen.reserved_bytes, predicted_bytes=predicted_bytes)
+            notes["reserved_error"] = _error(predicted_bytes, seen.reserved_bytes)
         terms = terms or tuple(sorted(worst.terms, key=lambda t: -(t.bytes or 0.0))[:8])
     predicted = Compared(**found)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
