@@ -62,6 +62,8 @@ AT = (
     "at_optimizer",
     "p2p",
     "rest_moe",
+    # Model chunks that get their input from another stage.
+    "rest_received",
     # Stage counts again, at the optimizer step only.
     "step_attention",
     "step_gdn",
@@ -294,6 +296,7 @@ def rank_moments(
         labels += list(names) * len(held)
     rest = left.sum(axis=0) + _at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
+    rest[COLUMN["rest_received"]] = sum(all(item.what != "embedding" for item in chunk) for chunk in chunks)
     update = rest + _at("at_optimizer")
     for name in ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head"):
         update[COLUMN[f"step_{name}"]] = counts[name]

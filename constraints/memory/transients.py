@@ -235,23 +235,10 @@ def p2p(
     return number * (np.asarray(pp) > 1) * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@term(
-    "residue.interleaved", row="device_bytes", per="at_rest", source=source_of("interleaved_residue_tensors")
-)
-def residue(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    pp: Value,
-    vpp: Value,
-) -> Value:
-    """Hidden states still referenced after an interleaved schedule returns."""
-    there = (np.asarray(vpp) > 1) & (np.asarray(pp) > 1)
-    number = constant("interleaved_residue_tensors")
-    return number * there * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+@term("residue.received", row="device_bytes", per="rest_received", source=source_of("received_tensors"))
+def residue(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """Last input that a model chunk received from another stage, and its gradient."""
+    return constant("received_tensors") * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
 TRANSIENT_TERMS: tuple[Term, ...] = (

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from mbsolve.constraints.placement import PlacementError
+from mbsolve.constraints.rules.layout import virtual_stage_texts
 from mbsolve.constraints.vocabulary import (
     DISPATCHERS,
     GRAPH_IMPLS,
@@ -21,8 +23,10 @@ from mbsolve.constraints.vocabulary import (
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.recorded import counted_ends, recorded_settings
 from mbsolve.emit.rowschema import OddRowError, published_fields
-from mbsolve.emit.small_models import Unmodelled, small_model
+from mbsolve.emit.habits import Habits
+from mbsolve.emit.small_models import Flagged, Unmodelled, flagged_model
 from mbsolve.emit.spellings import PRECISIONS
+from mbsolve.hardware.card import CardError, load_machine
 
 __all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
 
@@ -35,6 +39,8 @@ PLAIN_SCHEDULES: Final = ("1f1b", "1f1b-interleaved")
 # "FP8" without a recipe: what the stack of that time took.
 UNSTATED_FP8: Final[Mapping[str, str]] = {"NeMo": "fp8_delayed"}
 REQUIRED: Final = ("hardware", "gpus", "precision", "tp", "pp", "cp")
+# Tiers of models so small that a step takes as long as its kernels take to launch.
+LAUNCH_BOUND: Final = ("C-ci-small",)
 # Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
 PER_STEP: Final[Mapping[str, int]] = {"seq_len": 4096, "mbs": 1}
 
@@ -73,7 +79,8 @@ class Measured:
     id, tier, hardware, precision, moe, knobs_recorded : as the row has them.
     entry : the configuration; None when ``reason`` says why there is none.
     figures : what was measured.
-    no_time : why the time is not compared though it was measured.
+    no_time, no_peak : why the time, or the peak, is not compared though it was measured.
+    habits : what the memory of the run has that a planned run has not.
     """
 
     id: str
@@ -86,6 +93,8 @@ class Measured:
     entry: Entry | None = None
     reason: str | None = None
     no_time: str | None = None
+    no_peak: str | None = None
+    habits: Habits = Habits()
 
 
 def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -123,6 +132,7 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         knobs_recorded=row.get("knobs_recorded"),
     )
     out.figures = _figures(row)
+    row = _on_one_node(row)
     out.reason = _out_of_scope(row)
     if out.reason is None and not out.figures.any():
         out.reason = "nothing was measured that is predicted"
@@ -132,6 +142,16 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         except Unmodelled as why:
             out.reason = str(why)
     return out
+
+
+def _on_one_node(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of continuous integration without a number of GPUs takes one node, which its recipes have as default."""
+    if row.get("gpus") is not None or row.get("tier") not in LAUNCH_BOUND or row.get("hardware") is None:
+        return row
+    try:
+        return {**row, "gpus": load_machine(str(row["hardware"])).gpus_per_node}
+    except CardError:
+        return row  # for the reader of the machine to say
 
 
 def _extra(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -153,8 +173,6 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
         return "FSDP is not modelled"
     if extra.get("pp_algorithm") not in (None, *PLAIN_SCHEDULES):
         return f"the pipeline schedule {extra['pp_algorithm']} is not modelled"
-    if (extra.get("arch") or {}).get("num_distributed_optimizer_instances", 1) > 1:
-        return "several instances of the distributed optimizer are not modelled"
     missing = [name for name in REQUIRED if row.get(name) is None]
     if missing:
         return f"not recorded: {missing[0]}"
@@ -206,7 +224,14 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
     extra = _extra(row)
     entry = Entry(out.id, hardware=out.hardware, precision=_precision(row))
     entry.target = "megatron-lm" if str(row.get("framework")).startswith("megatron-lm") else "bridge"
-    entry.model, entry.settings = _model(row)
+    flagged = _flagged(row)
+    if flagged is None:
+        entry.model = _model(row)
+    else:
+        entry.model = flagged.model
+        out.habits, out.no_peak = flagged.habits, flagged.no_peak
+        if out.tier in LAUNCH_BOUND:
+            out.no_time = "the step of a small model takes the time of its launches"
     for name in ("gpus", "gpus_per_node", "seq_len", "gbs"):
         if row.get(name) is not None:
             entry.sizes[name] = int(row[name])
@@ -217,10 +242,13 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         if out.figures.between_bytes is None:
             raise Unmodelled(f"not recorded: {open_sizes[0]}")
         out.no_time = f"not recorded: {open_sizes[0]}"
-        out.figures = Figures(out.figures.step_seconds, out.figures.between_bytes, stage=out.figures.stage)
+        out.figures = replace(out.figures, peak_bytes=None, peaks_by_rank=())
         entry.sizes["seq_len"] = row.get("seq_len") or PER_STEP["seq_len"]
     entry.plan = _plan(row)
-    entry.settings |= recorded_settings(row)
+    entry.settings = recorded_settings(row) | (flagged.settings if flagged else {})
+    if flagged is not None and "num_experts" not in flagged.model:
+        # Their grid is not built where there are no experts.
+        entry.plan |= {"ep": 1, "etp": 1}
     if extra.get("opt_use_precision_aware_optimizer") is not None:
         entry.plan["precision_aware_optimizer"] = bool(extra["opt_use_precision_aware_optimizer"])
     elif entry.settings.get("moment_dtype", "fp32") != "fp32":
@@ -239,12 +267,20 @@ def _precision(row: Mapping[str, Any]) -> str:
     raise Unmodelled(f"precision not stated: {word.split(' ')[0]}")
 
 
-def _model(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model of a row, a name with changes or all dimensions, and settings that come with it."""
+def _flagged(row: Mapping[str, Any]) -> Flagged | None:
+    """The model, settings and habits of a row that keeps the launcher flags of its run; None for another row."""
+    arch = _extra(row).get("arch")
+    if not arch or not str(row.get("framework")).startswith("megatron-lm"):
+        return None
+    try:
+        return flagged_model(row, arch)
+    except (TypeError, ValueError) as odd:
+        raise Unmodelled(f"the row has an odd extra.arch: {odd}") from odd
+
+
+def _model(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a row: a name, with what differs from its card."""
     extra, note = _extra(row), str(row.get("model_params_note") or "")
-    arch = extra.get("arch")
-    if arch and "functional" in str(row["model"]):
-        return small_model(row, arch)
     changes: dict[str, Any] = {}
     layers = re.search(r"reduced to (\d+) layers", note)
     if layers:
@@ -253,7 +289,7 @@ def _model(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         changes["mtp_num_layers"] = 0
     elif extra.get("mtp_num_layers") is not None:
         changes["mtp_num_layers"] = int(extra["mtp_num_layers"])
-    return {"name": str(row["model"]), **changes}, {}
+    return {"name": str(row["model"]), **changes}
 
 
 def _listed(row: Mapping[str, Any], name: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -271,6 +307,16 @@ def _word(row: Mapping[str, Any], name: str, known: Sequence[str]) -> str | None
     return word
 
 
+def _vpp_of_layout(row: Mapping[str, Any]) -> int:
+    """Virtual stages of a rank in a row's layout; 1 without one."""
+    if not row.get("pp_layout"):
+        return 1
+    try:
+        return max(1, len(virtual_stage_texts(row["pp_layout"])) // int(row["pp"]))
+    except PlacementError:
+        return 1  # for the placement to say
+
+
 def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
     scope = row.get("cuda_graph_scope") or ()
     impl = _word(row, "cuda_graph_impl", GRAPH_IMPLS) or "none"
@@ -283,7 +329,7 @@ def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
         "tp": row["tp"],
         "cp": row["cp"],
         "pp": row["pp"],
-        "vpp": row.get("vpp") or 1,
+        "vpp": row.get("vpp") or _vpp_of_layout(row),
         "ep": row.get("ep") or 1,
         "etp": row.get("etp"),
         "mbs": row.get("mbs") or PER_STEP["mbs"],

@@ -27,6 +27,7 @@ from mbsolve.emit.measured import Figures, Measured, completed_by_siblings, meas
 from mbsolve.emit.probed import probe_row
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
+from mbsolve.judge.habits import as_run
 from mbsolve.models.partial import PartialModel
 
 __all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
@@ -223,37 +224,49 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     seen, found = row.figures, dict[str, float | None]()
     terms: tuple[TermValue, ...] = ()
     stage: int | None = None
+    peak_too = row.no_peak is None
     if time and seen.step_seconds is not None and row.no_time is None:
         found["step_seconds"], terms = _seconds(case, seen)
     if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
-        stages = _stages(case, seen)
+        stages = _stages(case, row)
         measured, worst = _compared_stage(case, seen, stages)
         notes["measured"] = notes["measured"].model_copy(update={"peak_bytes": measured})
         stage = worst.stage
         if seen.between_bytes is not None:
             found["between_bytes"] = worst.between_bytes
-        if seen.peak_bytes is not None:
+        if seen.peak_bytes is not None and peak_too:
             found["peak_bytes"] = worst.peak_allocated_bytes
         terms = terms or tuple(sorted(worst.terms, key=lambda t: -(t.bytes or 0.0))[:8])
     predicted = Compared(**found)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
     notes["moe"] = model.is_moe if row.moe is None else row.moe
-    untimed = row.no_time if time else None
+    skipped = _skipped(row, time, memory)
     nothing = not found
     return RowResult(
         **notes,
         family=family(case),
         evaluated=not nothing,
-        reason=(untimed or "nothing was measured that is asked for") if nothing else None,
+        reason=next(iter(skipped.values()), "nothing was measured that is asked for") if nothing else None,
         predicted=predicted,
         time_error=_error(predicted.step_seconds, notes["measured"].step_seconds),
         between_error=_error(predicted.between_bytes, notes["measured"].between_bytes),
         peak_error=_error(predicted.peak_bytes, notes["measured"].peak_bytes),
-        not_compared={"time": untimed} if untimed else {},
+        not_compared=skipped,
         stage=stage,
         completed=case.completed,
         terms=terms,
     )
+
+
+def _skipped(row: Measured, time: bool, memory: bool) -> dict[str, str]:
+    """Figures that were measured and asked for but are not compared, with the reason."""
+    seen = row.figures
+    out: dict[str, str] = {}
+    if time and row.no_time is not None:
+        out["time"] = row.no_time
+    if memory and row.no_peak is not None and (seen.peak_bytes is not None or seen.peaks_by_rank):
+        out["peak"] = row.no_peak
+    return out
 
 
 def family(case: Case) -> str:
@@ -283,9 +296,10 @@ def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
     return p.values["microbatches"] * (work.forward + work.backward), ()
 
 
-def _stages(case: Case, seen: Figures) -> list[StageMemory]:
+def _stages(case: Case, row: Measured) -> list[StageMemory]:
     """Memory of every pipeline rank that the row may speak of."""
-    p = priced(case.job, case.plan, MEMORY_TERMS)
+    seen = row.figures
+    p = as_run(priced(case.job, case.plan, MEMORY_TERMS), row.habits)
     moments = plan_moments(case.job, case.plan)
     if seen.stage is not None and not seen.peaks_by_rank:
         moments = (moments[seen.stage],)
