@@ -20,10 +20,16 @@ from mbsolve.constraints.vocabulary import (
     OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
 )
-from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.recorded import counted_ends, recorded_settings
-from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.habits import Habits
+from mbsolve.emit.jobfile import Entry
+from mbsolve.emit.recorded import (
+    counted_ends,
+    finetuned_leanly,
+    open_fields,
+    recipe_graphs,
+    recorded_settings,
+)
+from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.small_models import Flagged, Unmodelled, flagged_model
 from mbsolve.emit.spellings import PRECISIONS
 from mbsolve.hardware.card import CardError, load_machine
@@ -39,6 +45,7 @@ PLAIN_SCHEDULES: Final = ("1f1b", "1f1b-interleaved")
 # "FP8" without a recipe: what the stack of that time took.
 UNSTATED_FP8: Final[Mapping[str, str]] = {"NeMo": "fp8_delayed"}
 REQUIRED: Final = ("hardware", "gpus", "precision", "tp", "pp", "cp")
+OUTCOMES: Final = ("ok", "oom")
 # Tiers of models so small that a step takes as long as its kernels take to launch.
 LAUNCH_BOUND: Final = ("C-ci-small",)
 # Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
@@ -81,6 +88,9 @@ class Measured:
     figures : what was measured.
     no_time, no_peak : why the time, or the peak, is not compared though it was measured.
     habits : what the memory of the run has that a planned run has not.
+    outcome : ``ok``, or ``oom`` where the run ended for lack of memory.
+    open_fields : formats of state, and recompute, that nothing states, of `constraints.lighter.OPEN_FIELDS`.
+    least_batch : whether the length or the micro-batch is not recorded, and the least that is usual stands in for it.
     """
 
     id: str
@@ -94,24 +104,45 @@ class Measured:
     reason: str | None = None
     no_time: str | None = None
     no_peak: str | None = None
-    habits: Habits = Habits()
+    habits: Habits = field(default_factory=Habits)
+    outcome: str = "ok"
+    open_fields: tuple[str, ...] = ()
+    least_batch: bool = False
 
 
 def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that leave VPP open take that of the rows with the same model, machine, TP, PP and CP, where these agree."""
+    """Rows that leave something open take it of rows of the same kind, where these agree.
 
-    def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(str(row.get(name)) for name in ("model", "hardware", "tp", "pp", "cp"))
+    VPP from the same model, machine, TP, PP and CP; the whole split from the same source, model and number of GPUs.
+    """
+    split = _completed(rows, ("source", "model", "hardware", "gpus"), ("tp", "pp", "ep"))
+    staged = [row for row in split if row.get("pp") not in (None, 1)]
+    return _completed(split, ("model", "hardware", "tp", "pp", "cp"), ("vpp",), staged)
 
-    seen: dict[tuple[Any, ...], set[Any]] = {}
+
+def _completed(
+    rows: Sequence[Mapping[str, Any]],
+    alike: Sequence[str],
+    fields: Sequence[str],
+    only: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Mapping[str, Any]]:
+    """Rows, those among ``only`` without any of the fields completed by the rows that are alike."""
+
+    def cell(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row.get(name)) for name in alike)
+
+    seen: dict[tuple[str, ...], set[tuple[Any, ...]]] = {}
     for row in rows:
-        if isinstance(row.get("vpp"), int):
-            seen.setdefault(cell(row), set()).add(row["vpp"])
+        values = tuple(row.get(name) for name in fields)
+        if all(isinstance(value, int) for value in values):
+            seen.setdefault(cell(row), set()).add(values)
+    chosen = {id(row) for row in (rows if only is None else only)}
     out: list[Mapping[str, Any]] = []
     for row in rows:
         known = seen.get(cell(row), set())
-        take = row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
-        out.append({**row, "vpp": next(iter(known))} if take else row)
+        empty = all(row.get(name) is None for name in fields)
+        take = id(row) in chosen and empty and len(known) == 1 and row.get(alike[0]) is not None
+        out.append({**row, **dict(zip(fields, next(iter(known)), strict=True))} if take else row)
     return out
 
 
@@ -132,9 +163,13 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         knobs_recorded=row.get("knobs_recorded"),
     )
     out.figures = _figures(row)
-    row = _on_one_node(row)
+    row = _with_defaults(row)
     out.reason = _out_of_scope(row)
-    if out.reason is None and not out.figures.any():
+    out.outcome = str(row.get("outcome") or "ok")
+    if out.outcome == "oom":
+        # What was allocated when the run ended is no peak of a step.
+        out.figures = Figures()
+    if out.reason is None and out.outcome == "ok" and not out.figures.any():
         out.reason = "nothing was measured that is predicted"
     if out.reason is None:
         try:
@@ -144,8 +179,13 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
     return out
 
 
-def _on_one_node(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of continuous integration without a number of GPUs takes one node, which its recipes have as default."""
+def _with_defaults(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with what its source has as default where it does not say.
+
+    One node for continuous integration; no context parallelism for a run that ended for lack of memory.
+    """
+    if row.get("outcome") == "oom" and row.get("cp") is None:
+        row = {**row, "cp": 1}
     if row.get("gpus") is not None or row.get("tier") not in LAUNCH_BOUND or row.get("hardware") is None:
         return row
     try:
@@ -165,7 +205,7 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
         return "an estimate, not a measurement"
     if framework and (framework.startswith(FOREIGN) or not framework.startswith(STACKS)):
         return f"another stack: {framework.split(' ')[0]}"
-    if row.get("outcome") not in (None, "ok"):
+    if row.get("outcome") not in (None, *OUTCOMES):
         return f"the run ended with {str(row.get('outcome')).split(' ')[0].split(':')[0]}"
     if row.get("task") == "lora":
         return "LoRA is not modelled"
@@ -239,12 +279,17 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         out.no_time = "not recorded: gbs"
     open_sizes = [name for name in PER_STEP if row.get(name) is None]
     if open_sizes:
-        if out.figures.between_bytes is None:
+        if out.figures.between_bytes is None and out.outcome == "ok":
             raise Unmodelled(f"not recorded: {open_sizes[0]}")
         out.no_time = f"not recorded: {open_sizes[0]}"
+        out.least_batch = True
         out.figures = replace(out.figures, peak_bytes=None, peaks_by_rank=())
         entry.sizes["seq_len"] = row.get("seq_len") or PER_STEP["seq_len"]
     entry.plan = _plan(row)
+    entry.plan |= recipe_graphs(row)
+    if finetuned_leanly(row):
+        out.habits = Habits(transposed_weights=False)
+    out.open_fields = () if flagged else open_fields(row)
     entry.settings = recorded_settings(row) | (flagged.settings if flagged else {})
     if flagged is not None and "num_experts" not in flagged.model:
         # Their grid is not built where there are no experts.

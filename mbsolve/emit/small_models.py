@@ -103,6 +103,8 @@ def _no_peak(arch: Mapping[str, Any]) -> str | None:
         return "attention that is not known to be fused is not modelled"
     if _dropout(arch, "hidden") or _dropout(arch, "attention"):
         return "dropout masks are not modelled"
+    if not arch.get("cross_entropy_loss_fusion"):
+        return "a loss that is not fused keeps its logits in fp32, which is not modelled"
     return None
 
 

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from mbsolve.constraints.evaluate import Priced
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
 from mbsolve.constraints.memory.resident import STEP
-from mbsolve.constraints.rule import Row, Source, Term, term
-from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.sizes import BF16, Value
+from mbsolve.constraints.rule import Row, Source, Term, term
 from mbsolve.emit.habits import Habits
 from mbsolve.models.card import Model
 
@@ -49,6 +49,8 @@ def _value(t: Term, value: float, p: Priced, habits: Habits) -> float:
     if t.name == "workspace.te_gemm" and habits.local_layers:
         return 0.0
     if t.name == "workspace.te_grouped_gemm" and (habits.local_layers or not habits.grouped_experts):
+        return 0.0
+    if t.name.startswith("weight_copies.") and not habits.transposed_weights and p.job.settings.fp8_param:
         return 0.0
     if t.name.startswith(STATE) and p.job.settings.distributed_optimizer:
         return value * habits.optimizer_instances

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.emit.recorded import TUNED
+from mbsolve.judge.fitting import Fits, fits_of
 from mbsolve.judge.validation import RowResult
 
 __all__ = ["ErrorGroup", "Errors", "Validation", "errors_of", "summary", "validation"]
@@ -65,6 +66,7 @@ class Validation(_Data):
     summary : errors of the rows that are to be trusted.
     reasons : why rows were not evaluated -> how many.
     not_compared : why a figure of an evaluated row was not compared -> how many.
+    fits : runs judged against the memory of their GPUs.
     """
 
     schema_version: Literal[1] = 1
@@ -73,6 +75,7 @@ class Validation(_Data):
     summary: tuple[ErrorGroup, ...]
     reasons: dict[str, int]
     not_compared: dict[str, int]
+    fits: Fits = Fits()
 
 
 def error_of(row: RowResult, quantity: Quantity) -> float | None:
@@ -172,4 +175,5 @@ def validation(rows: Sequence[RowResult]) -> Validation:
         summary=summary(rows),
         reasons=dict(sorted(reasons.items(), key=lambda kv: (-kv[1], kv[0]))),
         not_compared=dict(sorted(skipped.items(), key=lambda kv: (-kv[1], kv[0]))),
+        fits=fits_of((row.id, row.fit) for row in rows),
     )
