@@ -20,6 +20,7 @@ from mbsolve.constraints.vocabulary import (
     OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
 )
+from mbsolve.emit.figures import Figures, figures_of
 from mbsolve.emit.habits import Habits
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.recorded import (
@@ -34,9 +35,7 @@ from mbsolve.emit.small_models import Flagged, Unmodelled, flagged_model
 from mbsolve.emit.spellings import PRECISIONS
 from mbsolve.hardware.card import CardError, load_machine
 
-__all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
-
-GB, GIB = 1e9, 2**30
+__all__ = ["Measured", "measured_row"]
 
 # Stacks on Megatron-Core, by how a row's framework begins; and one that is not, though it begins so.
 STACKS: Final = ("megatron", "nemo", "primus")
@@ -50,31 +49,6 @@ OUTCOMES: Final = ("ok", "oom")
 LAUNCH_BOUND: Final = ("C-ci-small",)
 # Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
 PER_STEP: Final[Mapping[str, int]] = {"seq_len": 4096, "mbs": 1}
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What was measured; None where it was not.
-
-    Parameters
-    ----------
-    step_seconds : one optimizer step, or all forward and backward passes of one rank (``passes_only``).
-    between_bytes, peak_bytes : allocated between steps, and at the peak of a step.
-    peaks_by_rank : peak of every global rank, where each is known.
-    stage : pipeline rank of the memory figures: an index, -1 for the last, None for the fullest.
-    passes_only : whether ``step_seconds`` leaves out the optimizer and all communication.
-    """
-
-    step_seconds: float | None = None
-    between_bytes: float | None = None
-    peak_bytes: float | None = None
-    peaks_by_rank: tuple[float, ...] = ()
-    stage: int | None = None
-    passes_only: bool = False
-
-    def any(self) -> bool:
-        """Whether there is anything to compare with."""
-        return any(v is not None for v in (self.step_seconds, self.between_bytes, self.peak_bytes))
 
 
 @dataclass
@@ -110,42 +84,6 @@ class Measured:
     least_batch: bool = False
 
 
-def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that leave something open take it of rows of the same kind, where these agree.
-
-    VPP from the same model, machine, TP, PP and CP; the whole split from the same source, model and number of GPUs.
-    """
-    split = _completed(rows, ("source", "model", "hardware", "gpus"), ("tp", "pp", "ep"))
-    staged = [row for row in split if row.get("pp") not in (None, 1)]
-    return _completed(split, ("model", "hardware", "tp", "pp", "cp"), ("vpp",), staged)
-
-
-def _completed(
-    rows: Sequence[Mapping[str, Any]],
-    alike: Sequence[str],
-    fields: Sequence[str],
-    only: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Mapping[str, Any]]:
-    """Rows, those among ``only`` without any of the fields completed by the rows that are alike."""
-
-    def cell(row: Mapping[str, Any]) -> tuple[str, ...]:
-        return tuple(str(row.get(name)) for name in alike)
-
-    seen: dict[tuple[str, ...], set[tuple[Any, ...]]] = {}
-    for row in rows:
-        values = tuple(row.get(name) for name in fields)
-        if all(isinstance(value, int) for value in values):
-            seen.setdefault(cell(row), set()).add(values)
-    chosen = {id(row) for row in (rows if only is None else only)}
-    out: list[Mapping[str, Any]] = []
-    for row in rows:
-        known = seen.get(cell(row), set())
-        empty = all(row.get(name) is None for name in fields)
-        take = id(row) in chosen and empty and len(known) == 1 and row.get(alike[0]) is not None
-        out.append({**row, **dict(zip(fields, next(iter(known)), strict=True))} if take else row)
-    return out
-
-
 def measured_row(row: Mapping[str, Any]) -> Measured:
     """Read one row of the schema of published measurements."""
     try:
@@ -162,7 +100,7 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         moe=row.get("moe"),
         knobs_recorded=row.get("knobs_recorded"),
     )
-    out.figures = _figures(row)
+    out.figures = figures_of(row)
     row = _with_defaults(row)
     out.reason = _out_of_scope(row)
     out.outcome = str(row.get("outcome") or "ok")
@@ -216,40 +154,6 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
     missing = [name for name in REQUIRED if row.get(name) is None]
     if missing:
         return f"not recorded: {missing[0]}"
-    return None
-
-
-def _figures(row: Mapping[str, Any]) -> Figures:
-    note = f"{row.get('mem_note') or ''} {row.get('mem_unit_src') or ''}"
-    allocated, static = row.get("mem_allocated_gb"), row.get("mem_static_gb")
-    peak = None if allocated is None else allocated * GB
-    between = None if static is None else static * GB
-    if re.search(r"current-vs-peak not stated|not say peak or current|between steps", note):
-        # Such figures turned out to be the state between steps.
-        peak, between = None, peak
-    elif "kind not stated" in note:
-        peak = None
-    by_rank = tuple(v * GIB for v in row.get("mem_per_rank_allocated_gib") or ())
-    peak = max(by_rank) if peak is None and by_rank else peak
-    stage = -1 if "last global rank" in note else 0 if re.search(r"\brank[- ]0\b", note) else None
-    return Figures(_seconds(row), between, peak, by_rank, stage)
-
-
-def _seconds(row: Mapping[str, Any]) -> float | None:
-    """Step time: as stated, else from TFLOP/s and FLOPs a token, which round less than tokens a second."""
-    extra = _extra(row)
-    if row.get("step_time_ms"):
-        return float(row["step_time_ms"]) / 1e3
-    sizes = [row.get(name) for name in ("gbs", "seq_len", "gpus")]
-    if all(sizes):
-        gbs, seq, gpus = (float(s) for s in sizes if s)
-        if row.get("tflops_per_gpu") and extra.get("gflops_per_token"):
-            flops = float(extra["gflops_per_token"]) * 1e9 * gbs * seq
-            return float(flops / (row["tflops_per_gpu"] * 1e12 * gpus))
-        if row.get("tokens_per_s_per_gpu"):
-            return float(gbs * seq / (float(row["tokens_per_s_per_gpu"]) * gpus))
-    if extra.get("derived_step_time_ms"):
-        return float(extra["derived_step_time_ms"]) / 1e3
     return None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mbsolve.emit.figures import Figures
 from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.measured import Measured
 from mbsolve.emit.rowschema import OddRowError, probe_fields
 from mbsolve.emit.small_models import Unmodelled
 

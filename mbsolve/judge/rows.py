@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mbsolve.emit.measured import Measured, completed_by_siblings, measured_row
+from mbsolve.emit.measured import Measured, measured_row
 from mbsolve.emit.probed import probe_row
+from mbsolve.emit.siblings import completed_by_siblings
 from mbsolve.errors import InputError
 
 __all__ = ["read_rows"]

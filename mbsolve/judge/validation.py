@@ -21,7 +21,8 @@ from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.time.catalogue import TIME_TERMS
-from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.figures import Figures
+from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
 from mbsolve.judge.fitting import Fit, fit_of

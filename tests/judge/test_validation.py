@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mbsolve.cli import main
 from mbsolve.constraints.evaluate import evaluate
-from mbsolve.emit.measured import completed_by_siblings, measured_row
+from mbsolve.emit.measured import measured_row
 from mbsolve.emit.probed import probe_row
+from mbsolve.emit.siblings import completed_by_siblings
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import case_of
 from mbsolve.judge.statistics import errors_of, validation
