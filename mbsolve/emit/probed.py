@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mbsolve.emit.figures import Figures
 from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.measured import Measured
 from mbsolve.emit.rowschema import OddRowError, probe_fields
 from mbsolve.emit.small_models import Unmodelled
 
@@ -53,10 +54,8 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
         out.reason = f"the run ended with {row['outcome']}"
         return out
     seconds = row.get("fwd_bwd_ms")
-    # The memory pool of captured graphs is reserved for good, but allocated only while they are captured.
-    captured = row.get("cuda_graph_impl") is not None
     between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
-    peak = reserved if captured else row.get("peak_allocated_gib")
+    peak = row.get("peak_allocated_gib")
     out.figures = Figures(
         step_seconds=None if seconds is None else seconds / 1e3,
         between_bytes=None if between is None else between * GIB - inherited,
@@ -98,9 +97,12 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             *("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "pipeline_layout"),
             *("recompute_granularity", "recompute_method", "recompute_num_layers"),
             *("activation_offload_layers", "optimizer_offload_fraction", "precision_aware_optimizer"),
-            "cuda_graph_impl",
+            *("cuda_graph_impl", "dispatcher", "ep_overlap", "delay_wgrad"),
         )
     }
+    for name in ("cp_comm_type", "expandable_segments"):
+        if row.get(name) is not None:
+            entry.settings[name] = row[name]
     if row.get("activation_offload_fraction") not in (None, 1.0):
         raise Unmodelled("offloading a part of the activations of a module is not modelled")
     for name in ("fine_grained_offload_modules", "cuda_graph_scope"):

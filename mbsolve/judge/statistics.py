@@ -20,6 +20,7 @@ from mbsolve.judge.errors import (
     error_of,
     errors_of,
 )
+from mbsolve.judge.fitting import Fits, fits_of
 from mbsolve.judge.memory_table import memory_table
 from mbsolve.judge.validation import RowResult
 
@@ -51,6 +52,7 @@ class Validation(BaseModel):
     memory : errors of memory by the classes that error bars are taken from.
     reasons : why rows were not evaluated -> how many.
     not_compared : why a figure of an evaluated row was not compared -> how many.
+    fits : runs judged against the memory of their GPUs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +64,7 @@ class Validation(BaseModel):
     memory: MemoryTable
     reasons: dict[str, int]
     not_compared: dict[str, int]
+    fits: Fits = Fits()
 
 
 def _groups(
@@ -158,4 +161,5 @@ def validation(rows: Sequence[RowResult]) -> Validation:
         memory=memory_table(rows),
         reasons=dict(sorted(reasons.items(), key=lambda kv: (-kv[1], kv[0]))),
         not_compared=dict(sorted(skipped.items(), key=lambda kv: (-kv[1], kv[0]))),
+        fits=fits_of((row.id, row.fit) for row in rows),
     )

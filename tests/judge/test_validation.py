@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mbsolve.cli import main
 from mbsolve.constraints.evaluate import evaluate
-from mbsolve.emit.measured import completed_by_siblings, measured_row
+from mbsolve.emit.measured import measured_row
 from mbsolve.emit.probed import probe_row
+from mbsolve.emit.siblings import completed_by_siblings
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import case_of
 from mbsolve.judge.statistics import errors_of, validation
@@ -71,7 +72,7 @@ def test_a_row_is_predicted_as_its_job_is() -> None:
     [
         ({"task": "lora"}, "LoRA"),
         ({"fsdp": True}, "FSDP"),
-        ({"outcome": "oom"}, "oom"),
+        ({"outcome": "error:unsupported"}, "error"),
         ({"tier": "D-analytic"}, "estimate"),
         ({"framework": "torchtitan"}, "torchtitan"),
         ({"gpus": None}, "gpus"),
@@ -170,6 +171,15 @@ def test_vpp_is_taken_from_rows_of_the_same_cell_that_agree() -> None:
     rows = [{**cell, "vpp": 12}, {**cell, "vpp": None}, {**cell, "vpp": None, "tp": 2}, {**ROW, "vpp": None}]
     assert [r["vpp"] for r in completed_by_siblings(rows)] == [12, 12, None, None]
     assert completed_by_siblings([*rows, {**cell, "vpp": 6}])[1]["vpp"] is None
+
+
+def test_a_split_is_taken_from_rows_of_the_same_source_that_agree() -> None:
+    told = {**ROW, "source": "a card", "tp": 2, "pp": 2, "ep": 4}
+    silent = {**told, "tp": None, "pp": None, "ep": None}
+    other = {**silent, "source": "another card"}
+    found = completed_by_siblings([told, silent, other])
+    assert [(r["tp"], r["pp"], r["ep"]) for r in found] == [(2, 2, 4), (2, 2, 4), (None, None, None)]
+    assert completed_by_siblings([told, silent, {**told, "tp": 4}])[1]["tp"] is None
 
 
 PROBE: dict[str, Any] = {
