@@ -10,6 +10,7 @@ from mbsolve.constraints.memory.resident import RESIDENT_TERMS
 from mbsolve.constraints.memory.tensors import SAVED_TERMS
 from mbsolve.constraints.memory.transients import TRANSIENT_TERMS
 from mbsolve.constraints.memory.transients_recurrent import RECURRENT_TRANSIENTS
+from mbsolve.constraints.memory.unsent import UNSENT_TERMS
 from mbsolve.constraints.rule import Term
 
 MEMORY_TERMS: tuple[Term, ...] = (
@@ -18,6 +19,7 @@ MEMORY_TERMS: tuple[Term, ...] = (
     *SAVED_TERMS,
     *TRANSIENT_TERMS,
     *RECURRENT_TRANSIENTS,
+    *UNSENT_TERMS,
     *GRAPH_TERMS,
     *HOST_TERMS,
     *DEVICE_TERMS,
