@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mbsolve.constraints.memory.buffers import BUFFER_TERMS
 from mbsolve.constraints.memory.device import DEVICE_TERMS
+from mbsolve.constraints.memory.dispatchers import DISPATCHER_TERMS
 from mbsolve.constraints.memory.graphs import GRAPH_TERMS
 from mbsolve.constraints.memory.host import HOST_TERMS
 from mbsolve.constraints.memory.resident import RESIDENT_TERMS
@@ -21,6 +22,7 @@ MEMORY_TERMS: tuple[Term, ...] = (
     *RECURRENT_TRANSIENTS,
     *UNSENT_TERMS,
     *GRAPH_TERMS,
+    *DISPATCHER_TERMS,
     *HOST_TERMS,
     *DEVICE_TERMS,
 )

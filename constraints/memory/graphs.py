@@ -1,4 +1,4 @@
-"""Buffers of captured graphs and of the expert-parallel communication libraries."""
+"""Buffers of captured graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.sizes import BF16, Value, either
+from mbsolve.constraints.memory.sizes import Value, either
 from mbsolve.constraints.rule import Term, term
 from mbsolve.models.card import Model
 
@@ -105,35 +105,10 @@ def moe_static(
     return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * captured
 
 
-@term("buffer.hybridep", row="device_bytes", per="has_moe", source=source_of("hybridep_buffers"))
-def hybridep(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    ep: Value,
-    dispatcher: Value,
-) -> Value:
-    """HybridEP buffers: room for the tokens of every rank of the group, for dispatch and for combine."""
-    shard = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel)
-    used = (np.asarray(dispatcher) == "hybridep") & (np.asarray(ep) > 1)
-    return constant("hybridep_buffers") * shard * ep * model.hidden_size * BF16 * used
-
-
-@term("buffer.deepep", row="device_bytes", per="has_moe", source=source_of("deepep_buffer"))
-def deepep(ep: Value, dispatcher: Value) -> Value:
-    """DeepEP communication buffer."""
-    return constant("deepep_buffer") * ((np.asarray(dispatcher) == "deepep") & (np.asarray(ep) > 1))
-
-
 GRAPH_TERMS: tuple[Term, ...] = (
     attention_static,
     gdn_static,
     mamba_static,
     dense_static,
     moe_static,
-    hybridep,
-    deepep,
 )

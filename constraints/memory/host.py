@@ -9,9 +9,9 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.declare import Half
 from mbsolve.constraints.memory.resident import handed_over, per_shard
 from mbsolve.constraints.memory.sizes import BF16, FP32, Value, pinned
-from mbsolve.constraints.memory.declare import Half
 from mbsolve.constraints.memory.tensors import pinned_whole
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.models.card import Model

@@ -217,8 +217,6 @@ CASTS = _per_block(
 )
 
 
-
-
 @term("optimizer_step.copy_back", row="device_bytes", per="at_optimizer", source=OFFLOADED)
 def copy_back(
     job: Job,

@@ -23,7 +23,8 @@ BACKENDS = Source(
     "H200 one-rank training step, 2026-11-30",
 )
 PROJ = Source(
-    _LM, "megatron/core/transformer/attention.py: set_save_original_input; H200 one-rank training step, 2026-11-30"
+    _LM,
+    "megatron/core/transformer/attention.py: set_save_original_input; H200 one-rank training step, 2026-11-30",
 )
 GATE = Source(_LM, "megatron/core/transformer/attention.py, derived from the module, not measured")
 NORM_LINEAR = Source(
@@ -118,12 +119,16 @@ def latents_normalised(
     return sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * width * sizes.BF16
 
 
-@saved("query_key_before_norm", "attention", offloaded_by=(Away("qkv_linear"),), source=ATTENTION)
-def query_key_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
-    """Query and key before their own norms."""
-    normed = model.qk_layernorm and not model.mla
-    both = sizes.query(job, model, mbs, cp, tp) + sizes.key(job, model, mbs, cp, tp)
-    return both * float(normed)
+@saved("query_before_norm", "attention", offloaded_by=(Away("qkv_linear"),), source=ATTENTION)
+def query_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Query before its own norm."""
+    return sizes.query(job, model, mbs, cp, tp) * float(model.qk_layernorm and not model.mla)
+
+
+@saved("key_before_norm", "attention", offloaded_by=(Away("qkv_linear"),), source=ATTENTION)
+def key_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Key before its own norm."""
+    return sizes.key(job, model, mbs, cp, tp) * float(model.qk_layernorm and not model.mla)
 
 
 @saved("rope_angles", "attention", recomputed_by=(Undo("mla_up_proj", only="mla"),), source=ATTENTION)
@@ -224,7 +229,8 @@ ATTENTION_TENSORS = (
     norm_output,
     latents,
     latents_normalised,
-    query_key_before_norm,
+    query_before_norm,
+    key_before_norm,
     rope_angles,
     query,
     key,

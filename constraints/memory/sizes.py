@@ -19,8 +19,8 @@ Value: TypeAlias = Any
 """A Python scalar or a numpy array."""
 
 BF16, FP32, INT32 = 2, 4, 4
-STATE_BYTES = {"fp32": FP32, "bf16": BF16, "fp16": 2, "fp8": 1}
-"""Bytes of one element of optimizer state in each of its formats."""
+STATE_BYTES = {"fp32": FP32, "bf16": BF16, "fp16": 2, "fp8": 2}
+"""Bytes of one element of optimizer state in each of its formats; the FP8 tensors have a transposed copy."""
 
 
 def flag(decision: Value) -> Value:

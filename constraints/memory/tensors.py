@@ -13,9 +13,8 @@ from mbsolve.constraints.memory.saved_attention import ATTENTION_TENSORS
 from mbsolve.constraints.memory.saved_dense import DENSE_TENSORS
 from mbsolve.constraints.memory.saved_moe import MOE_TENSORS
 from mbsolve.constraints.memory.saved_recurrent import GDN_TENSORS, MAMBA_TENSORS
-from mbsolve.constraints.memory.sizes import Value, flag
+from mbsolve.constraints.memory.sizes import Value, either
 from mbsolve.constraints.rule import Source, Term, term
-from mbsolve.constraints.vocabulary import OFFLOAD_MODULES
 from mbsolve.models.card import Model
 
 CHECKPOINT = Source(
@@ -80,29 +79,6 @@ whole_dense_bytes = _sum("dense", "Bytes that a dense FFN half saves, nothing re
 whole_moe_bytes = _sum("moe", "Bytes that an MoE half saves, nothing recomputed.")
 
 
-def offloaded_by(half: Half, module: str) -> Bytes:
-    """A function: bytes that one half sends to the host under one fine-grained module.
-
-    It names ``offload_<module>`` and the recompute modules that act on the same tensors (recompute wins).
-    """
-    tensors = [t for t in TENSORS[half] if any(a.module == module for a in t.offloaded_by)]
-    needs = [n for t in tensors for n in t.fate_needs] or ["job", "model"]
-
-    def body(values: Mapping[str, Any]) -> Value:
-        return sum((t.fate(values)[2] for t in tensors), 0.0)
-
-    return composed(f"Bytes that offloading {module} sends to the host.", needs, body)
-
-
-OFFLOADS: tuple[tuple[Half, str, Bytes], ...] = tuple(
-    (half, module, offloaded_by(half, module))
-    for half in ("attention", "dense", "moe")
-    for module in OFFLOAD_MODULES
-    if any(a.module == module for t in TENSORS[half] for a in t.offloaded_by)
-)
-"""(half, fine-grained module, bytes it sends to the host each micro-batch and layer half)."""
-
-
 def _sent(half: Half, text: str, each: Callable[[SavedTensor, Mapping[str, Any]], Value]) -> Bytes:
     tensors = [t for t in TENSORS[half] if t.offloaded_by]
     sized = [n for t in tensors for n in t.size_needs] or ["job", "model"]
@@ -156,10 +132,11 @@ def stale_moe(
     tp: Value,
     sequence_parallel: Value,
     recompute_moe: Value,
+    ep_overlap: Value,
 ) -> Value:
-    """Detached input of a recomputed MoE and its gradient, held until its next forward."""
+    """Detached input of a recomputed or overlapped MoE layer and its gradient, held until its next forward."""
     kept = constant("stale_moe_tensors") * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
-    return kept * flag(recompute_moe)
+    return kept * either(recompute_moe, ep_overlap)
 
 
 @term("saved.stale.unit", row="device_bytes", per="stale_unit", source=CHECKPOINT)

@@ -71,8 +71,8 @@ def _copies(
 ) -> Value:
     """Hidden-wide tensors, beside those saved, that the frames around the experts name at the end of their forward.
 
-    All-to-all: permuted, received, expert output and unsorted tokens. The all-gather dispatcher holds the gathered
-    tokens and the combined output of the whole group, and the permuted tokens and expert output of this rank.
+    All-to-all: permuted, received, expert output and unsorted tokens. The all-gather dispatcher holds the
+    output of this rank's experts and its share in the output of the whole group.
     DeepEP holds the tokens as they arrive and as they leave, and the expert output; HybridEP, which permutes on its
     way, the expert output alone. Of these three only the first is measured, the others follow from the code.
     """
@@ -83,7 +83,7 @@ def _copies(
     usual = np.where(exchanged, number["exchanged"], number["local"]) - single
     usual = np.where((name == "deepep") & exchanged, 1.0 + 2.0 * _arriving(model, ranks), usual)
     usual = np.where((name == "hybridep") & exchanged, 1.0, usual)
-    group = 2 * (expert_hidden + kept * ep * etp)
+    group = expert_hidden + kept * ep * etp
     gathers = (name == "allgather") & (ranks > 1)
     return np.where(gathers, group, usual * expert_hidden)
 
