@@ -75,6 +75,15 @@ AT = (
     "step_mtp",
     "step_embedding",
     "step_head",
+    # And again, from the optimizer step to the next forward.
+    "after_attention",
+    "after_gdn",
+    "after_mamba",
+    "after_dense",
+    "after_moe",
+    "after_mtp",
+    "after_embedding",
+    "after_head",
 )
 MOMENT_COUNTS = STAGE_COUNTS + LIVE + STALE + POOL + AT
 COLUMN = {name: i for i, name in enumerate(MOMENT_COUNTS)}
@@ -330,8 +339,11 @@ def rank_moments(
     rest = left.sum(axis=0) + _at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
     rest[COLUMN["received"]] = receives.sum()
+    blocks = ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head")
+    for name in blocks:
+        rest[COLUMN[f"after_{name}"]] = counts[name]
     update = rest + _at("at_optimizer")
-    for name in ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head"):
+    for name in blocks:
         update[COLUMN[f"step_{name}"]] = counts[name]
     rows = np.vstack([*found, update])
     labels.append("optimizer step")

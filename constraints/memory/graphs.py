@@ -1,4 +1,4 @@
-"""Buffers of captured graphs and of the expert-parallel communication libraries."""
+"""Buffers of captured graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbsolve.constraints.memory import sizes
 from mbsolve.constraints.memory.capture import captured, graph_needs, scoped
 from mbsolve.constraints.memory.constants import constant, source_of
 from mbsolve.constraints.memory.declare import ask, composed, names_of
-from mbsolve.constraints.memory.sizes import BF16, FP32, Value, either
+from mbsolve.constraints.memory.sizes import FP32, Value, either
 from mbsolve.constraints.memory.transients import attention_backward, dense_backward
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
@@ -226,29 +226,6 @@ def local_buffers(
     return each * kept * (np.asarray(cuda_graph_impl) == "local") * either(graph_attn)
 
 
-@term("buffer.hybridep", row="device_bytes", per="has_moe", source=source_of("hybridep_buffers"))
-def hybridep(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    ep: Value,
-    dispatcher: Value,
-) -> Value:
-    """HybridEP buffers: room for the tokens of every rank of the group, for dispatch and for combine."""
-    shard = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel)
-    used = (np.asarray(dispatcher) == "hybridep") & (np.asarray(ep) > 1)
-    return constant("hybridep_buffers") * shard * ep * model.hidden_size * BF16 * used
-
-
-@term("buffer.deepep", row="device_bytes", per="has_moe", source=source_of("deepep_buffer"))
-def deepep(ep: Value, dispatcher: Value) -> Value:
-    """DeepEP communication buffer."""
-    return constant("deepep_buffer") * ((np.asarray(dispatcher) == "deepep") & (np.asarray(ep) > 1))
-
-
 GRAPH_TERMS: tuple[Term, ...] = (
     attention_static,
     gdn_static,
@@ -262,6 +239,4 @@ GRAPH_TERMS: tuple[Term, ...] = (
     _pooled("graph_pool.backward.dense", "has_dense", dense_backward, ("mlp",)),
     local_buffers,
     local_workspace,
-    hybridep,
-    deepep,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.declare import Undo, nothing, saved
+from mbsolve.constraints.memory.declare import Away, Undo, nothing, saved
 from mbsolve.constraints.memory.sizes import Value
 from mbsolve.constraints.rule import Source
 from mbsolve.hardware.card import Machine
@@ -28,7 +28,7 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
 @saved(
     "hidden",
     "moe",
-    offloaded_by=("mlp_norm",),
+    offloaded_by=(Away("mlp_norm"),),
     captured_by=("moe_router", "moe", "attn"),
     pooled_by=("attn",),
     source=MOE,
@@ -59,8 +59,8 @@ def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequen
     source=SHARED,
 )
 def shared_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
-    """FP8 copy of the shared experts' input."""
-    own = job.quantised and bool(model.shared_expert_ffn_hidden_size)
+    """Copy of the shared experts' input under delayed scaling; other recipes save the norm's output itself."""
+    own = job.precision == "fp8_delayed" and bool(model.shared_expert_ffn_hidden_size)
     return _hidden(job, model, mbs, cp, tp, sequence_parallel) * float(own)
 
 
@@ -93,8 +93,9 @@ def shared_activation(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) 
     "expert_input",
     "moe",
     recomputed_by=(Undo("moe"),),
-    offloaded_by=("expert_fc1",),
+    offloaded_by=(Away("expert_fc1", original=True),),
     quantised=True,
+    varies=True,
     source=EXPERTS,
 )
 def expert_input(
@@ -112,7 +113,14 @@ def expert_input(
     return sizes.expert_hidden(rows, model)
 
 
-@saved("expert_fc1_output", "moe", recomputed_by=(Undo("moe"),), offloaded_by=("moe_act",), source=EXPERTS)
+@saved(
+    "expert_fc1_output",
+    "moe",
+    recomputed_by=(Undo("moe"),),
+    offloaded_by=(Away("moe_act"),),
+    varies=True,
+    source=EXPERTS,
+)
 def expert_fc1_output(
     job: Job,
     model: Model,

@@ -66,22 +66,41 @@ def dense_backward(
     return np.maximum(activation, kept + gathered + wide)
 
 
+def _arriving(model: Model, ranks: Value) -> Value:
+    """Rows that a dispatcher which sends a token once to each rank delivers, over the expert rows (balanced routing)."""
+    routed = model.moe_topk or 1
+    return ranks * (1.0 - (1.0 - 1.0 / ranks) ** routed) / routed
+
+
 def _copies(
     model: Model, expert_hidden: Value, kept: Value, ep: Value, etp: Value, dispatcher: Value
 ) -> Value:
-    """Hidden-wide tensors that the frames around the experts name at the end of their forward.
+    """Hidden-wide tensors, beside those saved, that the frames around the experts name at the end of their forward.
 
-    The all-gather dispatcher holds the gathered tokens and the combined output of the whole group, and the
-    permuted tokens and expert output of this rank (from the code, not measured).
+    All-to-all: permuted, received, expert output and unsorted tokens. The all-gather dispatcher holds the
+    output of this rank's experts and its share in the output of the whole group.
+    DeepEP holds the tokens as they arrive and as they leave, and the expert output; HybridEP, which permutes on its
+    way, the expert output alone. Of these three only the first is measured, the others follow from the code.
     """
     number, name = constant("forward_expert_copies"), np.asarray(dispatcher)
-    flex = (name == "deepep") | (name == "hybridep")
+    ranks = np.asarray(ep, float) * etp
     exchanged = np.asarray(ep) > 1
     single = (model.num_experts or 0) // np.asarray(ep) == 1
-    usual = np.where(exchanged, np.where(flex, number["flex"], number["exchanged"]), number["local"])
-    group = 2 * (expert_hidden + kept * ep * etp)
-    gathers = (name == "allgather") & (np.asarray(ep) * etp > 1)
-    return np.where(gathers, group, (usual - single) * expert_hidden)
+    usual = np.where(exchanged, number["exchanged"], number["local"]) - single
+    usual = np.where((name == "deepep") & exchanged, 1.0 + 2.0 * _arriving(model, ranks), usual)
+    usual = np.where((name == "hybridep") & exchanged, 1.0, usual)
+    group = expert_hidden + kept * ep * etp
+    gathers = (name == "allgather") & (ranks > 1)
+    return np.where(gathers, group, usual * expert_hidden)
+
+
+def _quantised_copies(job: Job, expert_hidden: Value, dispatcher: Value) -> Value:
+    """What a quantised forward holds beside `_copies`: the experts' input in bf16, which it does not save.
+
+    Where neither router nor dispatcher pads the rows of each expert for the quantised product, the padded input too.
+    """
+    pads = (not job.settings.router_padding) & (np.asarray(dispatcher) != "hybridep")
+    return expert_hidden * float(job.quantised) * (1.0 + pads)
 
 
 def _nograd(model: Model, copies: Value, rows: Value, etp: Value, kept: Value, small: Value) -> Value:
@@ -111,7 +130,8 @@ def moe_forward(
     copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
     small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     checkpointed = _nograd(model, copies, rows, etp, kept, small) - kept
-    return np.where(flag(recompute_moe) > 0, checkpointed, copies + _outputs(model) * kept)
+    saving = copies + _quantised_copies(job, sizes.expert_hidden(rows, model), dispatcher)
+    return np.where(flag(recompute_moe) > 0, checkpointed, saving + _outputs(model) * kept)
 
 
 @term("transient.moe_forward_nograd", row="device_bytes", per="at_nograd_moe", source=EXPERTS)
@@ -160,7 +180,7 @@ def moe_backward(
         np.maximum(2 * tall, tall + wide), np.maximum(activation, group + np.maximum(group, tall))
     )
     plain = 2 * kept + exchange
-    again = np.maximum(plain, copies + _outputs(model) * kept)
+    again = np.maximum(plain, copies + _quantised_copies(job, tall, dispatcher) + _outputs(model) * kept)
     return np.where(flag(recompute_moe) > 0, again, plain)
 
 

@@ -18,7 +18,6 @@ class Habits:
     grouped_experts : whether the experts of a rank are one grouped product; else one product after the other.
     optimizer_instances : over how many parts of the data-parallel ranks the optimizer state is repeated.
     transposed_weights : whether quantised weights keep a transposed copy.
-    gradients_kept : whether memory was read before the gradients of the update were let go.
     """
 
     deterministic: bool = False
@@ -26,4 +25,3 @@ class Habits:
     grouped_experts: bool = True
     optimizer_instances: int = 1
     transposed_weights: bool = True
-    gradients_kept: bool = False

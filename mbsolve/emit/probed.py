@@ -24,11 +24,14 @@ FP8: Final[Mapping[str, str]] = {
     "mxfp8": "mxfp8",
 }
 
+ALIGNMENT: Final = 16
+"""Rows of an expert that a quantised product of these recipes takes at a time."""
+
 # What the job's settings can be, of the formats that a probe can have had.
 FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
     "main_param_dtype": ("fp32", "fp16"),
-    "moment_dtype": ("fp32", "bf16", "fp16"),
+    "moment_dtype": ("fp32", "bf16", "fp16", "fp8"),
 }
 
 # The probed models balance their experts by force; only these configured an auxiliary loss beside it.
@@ -82,6 +85,10 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             raise Unmodelled(f"the FP8 recipe {recipe} is not modelled")
         entry.precision = FP8[recipe]
         entry.settings["fp8_param"] = bool(fp8.get("fp8_param"))
+        # The faked peers route as this rank does, so each expert's rows are a multiple of their number: where that is
+        # one of the quantised product's alignment, nothing is padded, as if the router had done it.
+        if row.get("expert_params_this_rank") and (row.get("ep") or 1) % ALIGNMENT == 0:
+            entry.settings["router_padding"] = True
     _optimizer(row, entry)
     changes: dict[str, Any] = {"mtp_num_layers": row.get("mtp_layers") or 0}
     changes["aux_loss"] = str(row["model"]) in WITH_AUX_LOSS

@@ -90,7 +90,6 @@ def _habits(row: Mapping[str, Any], arch: Mapping[str, Any]) -> Habits:
         grouped_experts=bool(arch.get("moe_grouped_gemm")),
         optimizer_instances=int(arch.get("num_distributed_optimizer_instances") or 1),
         # The launcher logs memory after the update, and lets the gradients go when the next step begins.
-        gradients_kept=True,
     )
 
 

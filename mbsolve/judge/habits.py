@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from mbsolve.constraints.evaluate import Priced
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.resident import STEP
 from mbsolve.constraints.memory.sizes import BF16, Value
 from mbsolve.constraints.rule import Row, Source, Term, term
 from mbsolve.emit.habits import Habits
@@ -23,7 +21,7 @@ DEVICE: Final[Row] = "device_bytes"
 # torch refuses deterministic algorithms unless CUBLAS_WORKSPACE_CONFIG fixes the workspace; the tests of Megatron-LM
 # set :4096:8, eight of 4 MiB, one workspace for the main and one for the autograd thread.
 DETERMINISTIC_WORKSPACES: Final = 2 * 8 * 4096 * 1024.0
-STATE: Final = ("masters.", "moments.", "optimizer_step.")
+STATE: Final = ("masters.", "moments.", "gradient_copies.", "optimizer_step.")
 LOCAL = Source("NVIDIA/Megatron-LM", "megatron/core/transformer/dot_product_attention.py, read in the code")
 
 
@@ -61,10 +59,3 @@ def _added(p: Priced, habits: Habits) -> Iterator[tuple[Term, float]]:
     """Terms that planned runs do not have, with their values."""
     if habits.local_layers:
         yield attention_scores, float(attention_scores.call(p.job.facts, p.values))
-    if habits.gradients_kept:
-        for t in STEP:
-            kept = replace(
-                t, name=t.name.replace("optimizer_step", "kept_gradients"), per=t.per.removeprefix("step_")
-            )
-            value = float(kept.call(p.job.facts, p.values))
-            yield kept, _value(t, value, p, habits)

@@ -103,12 +103,8 @@ def test_no_pass_holds_more_than_the_moments(case: Case) -> None:
     model, (pp, vpp), groups, replay, overlap, seed = case
     rng = np.random.default_rng(seed)
     weight = rng.random(len(MOMENT_COUNTS))
-    for name in (
-        "at_rest",
-        "at_optimizer",
-        "rest_moe",
-        *(n for n in MOMENT_COUNTS if n.startswith("step_")),
-    ):
+    later = (n for n in MOMENT_COUNTS if n.startswith(("step_", "after_")))
+    for name in ("at_rest", "at_optimizer", "rest_moe", *later):
         weight[COLUMN[name]] = 0.0
     options = splits(model, pp, vpp)
     if not options:

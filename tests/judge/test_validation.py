@@ -250,7 +250,7 @@ def test_a_probe_says_which_launcher_set_its_optimizer() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"moment_dtype": "fp8"}, "moment_dtype fp8"),
+        ({"moment_dtype": "int8"}, "moment_dtype int8"),
         ({"store_param_remainders": False}, "masters"),
         ({"linear_attention_freq": [1, 0, 1]}, "order"),
         ({"activation_offload_fraction": 0.5}, "part of the activations"),
@@ -269,11 +269,12 @@ def test_measured_optimizer_state_is_that_predicted() -> None:
         probe_row(r) for r in json.loads(STATE.read_text(encoding="utf-8")) if r["id"].startswith("state.")
     ]
     found = [validate_row(row) for row in rows if row.entry is not None]
-    assert len(found) == 23
+    assert len(found) == 24
     for row in found:
-        # What delayed scaling keeps beside its weights is not modelled.
-        allowed = 0.008 if row.precision == "fp8_delayed" else 0.0005
+        # The amax histories of delayed scaling are not modelled.
+        allowed = 0.001 if row.precision == "fp8_delayed" else 0.0005
         assert row.peak_error is not None and abs(row.peak_error) <= allowed, row.id
+        assert row.between_error is not None and abs(row.between_error) <= allowed, row.id
 
 
 @given(st.lists(st.floats(-0.9, 5), min_size=1, max_size=40))
