@@ -15,6 +15,7 @@ from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.error_bars import error_bar, memory_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
 from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.memory.capture import in_pool
 from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN, Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
@@ -125,7 +126,9 @@ def stage_memory(p: Priced, moments: Moments) -> StageMemory:
     totals = parts.sum(axis=1)
     peak = int(totals.argmax())
     rest = moments.counts[:, COLUMN["at_rest"]] * (1 - moments.counts[:, COLUMN["at_optimizer"]])
-    pooled = np.array([t.row == "pool_bytes" for row in RESERVED for t, _ in p.terms[row]])
+    pooled = np.array(
+        [t.row == "pool_bytes" or in_pool(t.name, p.values) for row in RESERVED for t, _ in p.terms[row]]
+    )
     between = float((totals - parts @ pooled)[rest.astype(bool)].max())
     pool = float(parts[peak] @ pooled)
     if p.plan.cuda_graph_impl == "full_iteration":

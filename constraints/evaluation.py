@@ -27,7 +27,8 @@ class TermValue(_Data):
 class StageMemory(_Data):
     """Device memory of one pipeline rank, in bytes.
 
-    ``pool_bytes`` lie in private pools of captured graphs: reserved through the whole step, not counted as allocated.
+    ``pool_bytes`` are reserved, but not counted as allocated: private pools of captured graphs, buffers of communication
+    libraries, what one stream cannot pass to another.
     ``peak_device_bytes`` is what the driver sees: the reserved estimate, the context and the communicators.
     """
 

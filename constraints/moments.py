@@ -238,6 +238,19 @@ def _forward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[t
         yield "loss forward (logits and saved copy)", loss
 
 
+def _beside(chunk: Stage) -> Iterator[tuple[str, Ints]]:
+    """What a backward holds beside what was in flight before it when a forward runs layer by layer with it.
+
+    The forward fills as many layers as the backward has emptied; at its end comes the embedding's gradient.
+    """
+    if any(item.kind is not None and item.kind.ffn == "moe" for item in chunk):
+        passing = _at("p2p") + _at("at_backward_moe")
+        yield "forward beside backward of moe layer", passing + _at("at_forward_moe")
+        if any(item.what == "embedding" for item in chunk):
+            # The forward holds the tokens twice then, as a backward does.
+            yield "embedding gradient beside forward of moe layer", passing + _at("at_embedding_grad")
+
+
 def _backward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
     """What the moments of a chunk's backward hold beside what was in flight before it."""
     p2p, head = _at("p2p"), _head(chunk)
@@ -264,10 +277,14 @@ def _head(chunk: Stage) -> Ints:
 
 
 @lru_cache(maxsize=16384)
-def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[tuple[str, ...], Ints]:
+def _offsets(
+    chunk: Stage, replay: Replay, forward: bool, stale: bool, overlap: bool
+) -> tuple[tuple[str, ...], Ints]:
     """Labels and counts of the moments of one pass of a chunk, beside what was in flight before it."""
     walk = _forward_offsets if forward else _backward_offsets
     pairs = list(walk(chunk, blocks_of(chunk, replay), stale))
+    if overlap and not forward:
+        pairs += [(label, v + int(stale) * _left(chunk, replay)) for label, v in _beside(chunk)]
     rows = np.array([v for _, v in pairs], np.int64).reshape(-1, len(MOMENT_COUNTS))
     return tuple(label for label, _ in pairs), rows
 
@@ -332,7 +349,7 @@ def rank_moments(
     found: list[Ints] = []
     for (forward, chunk, stale), parts in alike.items():
         held = undominated(np.vstack(parts))
-        names, extra = _offsets(chunk, replay, forward, stale)
+        names, extra = _offsets(chunk, replay, forward, stale, overlap)
         extra = _with_p2p(extra, sent_and_received(pp, len(chunks), rank, forward))
         found.append((held[:, None, :] + extra[None, :, :]).reshape(-1, len(MOMENT_COUNTS)))
         labels += list(names) * len(held)
@@ -391,7 +408,7 @@ def summit(
         others[chunk] = 0
         held = steps.before[k] @ whole + others @ left
         held[COLUMN["received"]] += (others * (steps.before[k] == 0)) @ receives
-        names, extra = _offsets(chunks[chunk], replay, forward, bool(steps.stale[k, chunk]))
+        names, extra = _offsets(chunks[chunk], replay, forward, bool(steps.stale[k, chunk]), overlap)
         extra = _with_p2p(extra, sent_and_received(pp, len(chunks), rank, forward))
         for name, more in zip(names, extra, strict=True):
             for label in SUMMIT:

@@ -36,7 +36,8 @@ Row = Literal[
     "tail",
 ]
 
-# What the allocator reserves: tensors that it counts as allocated, and the private pools of captured graphs.
+# What is reserved: tensors that the allocator counts as allocated; and what it does not count so: private pools of
+# captured graphs, blocks that no other stream may reuse, buffers that communication libraries take of the driver.
 RESERVED: tuple[Row, ...] = ("device_bytes", "pool_bytes")
 
 

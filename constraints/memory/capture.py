@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,3 +37,19 @@ def captured(values: Mapping[str, Any], scopes: Sequence[str]) -> Value:
     if "mlp" in scopes:
         on = either(on, (np.asarray(impl) == "local") * either(values["graph_attn"]))
     return on * scoped(impl)
+
+
+# What a captured half hands to the next one: the same bytes, but in the graph's pool. Term -> scope of the half before.
+OUTPUTS: Final = {
+    "saved.attention.layer_input": "mlp",
+    "saved.dense.hidden": "attn",
+    "saved.moe.hidden": "attn",
+    "graph_static.dense": "attn",
+    "graph_static.moe": "attn",
+}
+
+
+def in_pool(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the tensor of a term is the output of a graph, which lies in its pool."""
+    scope = OUTPUTS.get(name)
+    return scope is not None and bool(captured(values, (scope,)) > 0)

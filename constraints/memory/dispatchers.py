@@ -12,8 +12,10 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.constants import constant, source_of
 from mbsolve.constraints.memory.sizes import BF16, FP32, Value
 from mbsolve.constraints.rule import Source, Term, term
+from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
 
 GLOBAL = Source(
@@ -73,7 +75,7 @@ def allgather(
     return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel) * ranks * used
 
 
-@term("buffer.hybridep", row="device_bytes", per="has_moe", source=HYBRID)
+@term("buffer.hybridep", row="pool_bytes", per="has_moe", source=HYBRID)
 def hybridep(
     job: Job,
     model: Model,
@@ -104,7 +106,7 @@ def hybridep(
     return tokens * (inside + across) * used
 
 
-@term("buffer.deepep", row="device_bytes", per="has_moe", source=DEEP)
+@term("buffer.deepep", row="pool_bytes", per="has_moe", source=DEEP)
 def deepep(model: Model, ep: Value, etp: Value, dispatcher: Value) -> Value:
     """DeepEP: receive queues of each channel from each rank of the domain, and send and receive ones for each domain."""
     ranks = np.asarray(ep) * etp
@@ -115,4 +117,23 @@ def deepep(model: Model, ep: Value, etp: Value, dispatcher: Value) -> Value:
     return (nvlink + rdma + WORKSPACE) * ((np.asarray(dispatcher) == "deepep") & (ranks > 1))
 
 
-DISPATCHER_TERMS: tuple[Term, ...] = (allgather, hybridep, deepep)
+@term("reserve.overlap", row="pool_bytes", per="has_moe", source=source_of("overlap_stream_tensors"))
+def overlapped(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    etp: Value,
+    ep_overlap: Value,
+) -> Value:
+    """Tokens that the allocator cannot pass from one stream to the other under expert-parallel overlap."""
+    rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    return (
+        constant("overlap_stream_tensors") * sizes.expert_hidden(rows, model) * np.asarray(ep_overlap, float)
+    )
+
+
+DISPATCHER_TERMS: tuple[Term, ...] = (allgather, hybridep, deepep, overlapped)

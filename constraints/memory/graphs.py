@@ -99,11 +99,9 @@ def dense_static(
     sequence_parallel: Value,
     cuda_graph_impl: Value,
     graph_mlp: Value,
-    graph_attn: Value,
 ) -> Value:
-    """Static input of a captured dense FFN; behind a captured attention it is in the same graph."""
-    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    return held * either(graph_mlp) * (1 - either(graph_attn))
+    """Input of a captured dense FFN."""
+    return _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mlp)
 
 
 @term("graph_static.moe", row="device_bytes", per="pool_moe", source=_MASK)
@@ -117,11 +115,10 @@ def moe_static(
     cuda_graph_impl: Value,
     graph_moe: Value,
     graph_moe_router: Value,
-    graph_attn: Value,
 ) -> Value:
-    """Static input of a captured MoE layer or router; behind a captured attention it is in the same graph."""
+    """Input of a captured MoE layer or router."""
     held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    return held * either(graph_moe, graph_moe_router) * (1 - either(graph_attn))
+    return held * either(graph_moe, graph_moe_router)
 
 
 @term("graph_static.dispatch", row="device_bytes", per="moe", source=_MASK)
@@ -222,7 +219,7 @@ def local_buffers(
 ) -> Value:
     """Input and output that each micro-batch has of its own under the implementation "local"."""
     kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
-    each = constant("local_graph_buffers") * np.maximum(microbatches, 2)
+    each = constant("local_graph_buffers") * (np.maximum(microbatches, 2) + 1)
     return each * kept * (np.asarray(cuda_graph_impl) == "local") * either(graph_attn)
 
 

@@ -68,8 +68,7 @@ def _value_left(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Val
     "layer_input",
     "attention",
     offloaded_by=(Away("attn_norm", only="mla"), Away("qkv_linear", only="gqa")),
-    captured_by=("attn", "mlp"),
-    pooled_by=("mlp",),
+    pooled_by=(),
     source=NORM_LINEAR,
 )
 def layer_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:

@@ -23,7 +23,7 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
 
 
 @saved(
-    "hidden", "dense", captured_by=("mlp", "attn"), pooled_by=("attn",), source=MLP
+    "hidden", "dense", pooled_by=(), source=MLP
 )  # the norm is fused into fc1: upstream then ignores mlp_norm
 def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Hidden state after attention: input of the norm and the residual."""

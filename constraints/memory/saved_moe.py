@@ -29,8 +29,8 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
     "hidden",
     "moe",
     offloaded_by=(Away("mlp_norm"),),
-    captured_by=("moe_router", "moe", "attn"),
-    pooled_by=("attn",),
+    captured_by=("moe_router", "moe"),
+    pooled_by=(),
     source=MOE,
 )
 def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
@@ -41,12 +41,12 @@ def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_pa
 @saved(
     "norm_output",
     "moe",
-    recomputed_by=(Undo("layernorm"), Undo("moe", kept=_hidden, remade=nothing)),
+    recomputed_by=(Undo("moe", kept=_hidden, remade=nothing), Undo("layernorm")),
     captured_by=("moe_router", "moe"),
     source=MOE,
 )
 def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
-    """Normalised input of router and experts; under `moe` it stays, as the checkpoint's input."""
+    """Normalised input of router and experts; under `moe` it stays, as the checkpoint's input, unless `layernorm`."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 

@@ -77,7 +77,8 @@ def _copies(
 ) -> Value:
     """Hidden-wide tensors, beside those saved, that the frames around the experts name at the end of their forward.
 
-    All-to-all: permuted, received, expert output and unsorted tokens. The all-gather dispatcher holds the
+    All-to-all: permuted, received, expert output and unsorted tokens; under expert tensor parallelism the output
+    is reduced in fp32, which takes two more. The all-gather dispatcher holds the
     output of this rank's experts and its share in the output of the whole group.
     DeepEP holds the tokens as they arrive and as they leave, and the expert output; HybridEP, which permutes on its
     way, the expert output alone. Of these three only the first is measured, the others follow from the code.
@@ -87,6 +88,7 @@ def _copies(
     exchanged = np.asarray(ep) > 1
     single = (model.num_experts or 0) // np.asarray(ep) == 1
     usual = np.where(exchanged, number["exchanged"], number["local"]) - single
+    usual = np.where(np.asarray(etp) > 1, number["gathered"], usual)
     usual = np.where((name == "deepep") & exchanged, 1.0 + 2.0 * _arriving(model, ranks), usual)
     usual = np.where((name == "hybridep") & exchanged, 1.0, usual)
     group = expert_hidden + kept * ep * etp

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory import sizes, tensors
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
-from mbsolve.constraints.memory.constants import constant
 from mbsolve.constraints.memory.declare import SavedTensor, ask
-from mbsolve.constraints.memory.device import reserved_factor, reserved_permille
+from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import MOMENT_COUNTS
+from mbsolve.constraints.rule import RESERVED
 from mbsolve.constraints.vocabulary import (
     DECISIONS,
     DERIVED,
@@ -189,7 +190,7 @@ def test_terms_are_named_and_scoped() -> None:
     assert len(names) == len(set(names))
     for term in MEMORY_TERMS:
         assert "." in term.name and term.text and str(term.source), term.name
-        assert term.row in ("device_bytes", "host_bytes", "context_bytes")
+        assert term.row in (*RESERVED, "host_bytes", "context_bytes")
         assert term.per in MOMENT_COUNTS, term.name
         assert set(term.scope) <= {*DECISIONS, *DERIVED}, term.name
         assert len(set(term.scope) & set(FEATURES)) <= 5, term.name
@@ -206,15 +207,41 @@ def test_core_attention_recompute_costs_memory_under_gqa(held: Any) -> None:
     assert (core - plain) / 2**20 / 32 == pytest.approx(79, abs=1)
 
 
-def test_a_captured_iteration_holds_more(held: Any) -> None:
+@pytest.mark.parametrize(
+    ("changes", "allocated", "reserved"),
+    [
+        ({"cuda_graph_impl": "full_iteration"}, 21.010, 33.861),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": ("attn",)}, 25.111, 36.732),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("attn",)}, 31.990, 34.916),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("mlp",)}, 27.494, 34.623),
+        ({"cuda_graph_impl": "transformer_engine"}, 26.177, 35.600),
+    ],
+)
+def test_graphs_reserve_what_they_do_not_allocate(
+    changes: dict[str, Any], allocated: float, reserved: float
+) -> None:
+    """Measured with 8 layers of Llama-3 8B; the last one with recompute of the FFN, which saves nothing in a graph."""
+    model = load_model("llama3-8b").model_copy(update={"num_layers": 8})
     job = Job.model_validate(
-        {"model": load_model("llama3-8b"), "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192}
+        {"model": model, "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192, "gbs": 16}
     )
-    eager, captured = held(job, Plan(), 0), held(job, Plan(cuda_graph_impl="full_iteration"), 0)
-    saved = sum(size for name, size in captured.parts.items() if name.startswith("saved."))
-    pool = sum(size for name, size in captured.parts.items() if name.startswith("graph_pool."))
-    assert captured.peak > eager.peak
-    assert pool == pytest.approx(constant("graph_pool_extra") * saved)
+    found = evaluate(job, Plan(**changes)).worst_stage
+    assert found.peak_allocated_bytes / 2**30 == pytest.approx(allocated, rel=0.005)
+    assert found.peak_reserved_bytes / 2**30 == pytest.approx(reserved, rel=0.03)
+    assert sum(t.bytes or 0 for t in found.terms) == pytest.approx(
+        found.peak_allocated_bytes + found.pool_bytes
+    )
+
+
+def test_recompute_saves_nothing_inside_a_graph() -> None:
+    model = load_model("llama3-8b").model_copy(update={"num_layers": 8})
+    job = Job.model_validate(
+        {"model": model, "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192, "gbs": 16}
+    )
+    graph = {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("mlp",)}
+    replayed = {"recompute_granularity": "selective", "recompute_modules": ("mlp",)}
+    plain, again = evaluate(job, Plan(**graph)), evaluate(job, Plan(**graph, **replayed))
+    assert plain.worst_stage.peak_reserved_bytes == again.worst_stage.peak_reserved_bytes
 
 
 def test_bf16_gradients_are_copied_at_the_optimizer_step(held: Any) -> None:
@@ -330,5 +357,12 @@ def test_who_keeps_the_masters_of_the_precision_aware_optimizer(
 
 
 def test_reserved_is_a_little_more_than_allocated() -> None:
-    assert reserved_permille() == 1017
-    assert reserved_factor() == pytest.approx(1.017)
+    def permille(model: str, expandable: bool) -> int:
+        settings = {"expandable_segments": expandable}
+        job = {"model": load_model(model), "machine": load_machine("h200"), "gpus": 8, "settings": settings}
+        return reserved_permille(Job.model_validate(job))
+
+    assert 1000 < permille("llama3-8b", True) < permille("qwen3-30b-a3b", True)
+    assert (
+        permille("llama3-8b", True) < permille("llama3-8b", False) < permille("qwen3-30b-a3b", False) < 1100
+    )
