@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.error_bars import error_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
+from mbsolve.constraints.holding import fullest_node, held
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.device import reserved_permille
-from mbsolve.constraints.moments import COLUMN, Moments, all_moments
+from mbsolve.constraints.moments import Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
 from mbsolve.constraints.rule import Row, Term
@@ -104,45 +102,29 @@ def plan_moments(job: Job, plan: Plan) -> tuple[Moments, ...]:
     )
 
 
-def _memory_vector(p: Priced, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    index = np.array([COLUMN[t.per] for t, _ in p.terms[row]], np.int64)
-    return index, np.array([v for _, v in p.terms[row]], float)
-
-
 def stage_memory(p: Priced, moments: Moments) -> StageMemory:
-    """Device memory of one rank: its fullest moment, and the state between steps."""
-    index, value = _memory_vector(p, "device_bytes")
-    parts = moments.counts[:, index] * value
-    totals = parts.sum(axis=1)
-    peak = int(totals.argmax())
-    rest = moments.counts[:, COLUMN["at_rest"]] * (1 - moments.counts[:, COLUMN["at_optimizer"]])
-    between = float(totals[rest.astype(bool)].max())
-    allocated = float(totals[peak])
+    """Device memory of one rank: its fullest moment of each kind."""
+    found = held(p.terms["device_bytes"], moments)
+    peak, passing = found.peak, found.fullest("pass")
+    allocated = float(found.totals[peak])
     reserved = allocated * reserved_permille() / PERMILLE
-    context = p.total("context_bytes", {"one": 1})
-    terms = tuple(
-        TermValue(name=t.name, bytes=float(b), stage=moments.rank, source=str(t.source))
-        for (t, _), b in zip(p.terms["device_bytes"], parts[peak], strict=True)
-        if b
-    )
     return StageMemory(
         stage=moments.rank,
-        between_bytes=between,
+        between_bytes=float(found.totals[found.fullest("between")]),
+        pass_peak_bytes=float(found.totals[passing]),
+        pass_peak_moment=moments.labels[passing],
+        optimizer_peak_bytes=float(found.totals[found.fullest("optimizer")]),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
-        peak_device_bytes=reserved + context,
+        peak_device_bytes=reserved + p.total("context_bytes", {"one": 1}),
         peak_moment=moments.labels[peak],
-        terms=terms,
+        terms=found.at(peak),
     )
 
 
-def host_bytes(p: Priced) -> float:
-    """Pinned host memory of the fullest node: every rank of the node taken to be on the fullest stage."""
-    index, value = _memory_vector(p, "host_bytes")
-    if not len(index):
-        return 0.0
-    fullest = max(float((m.counts[:, index] * value).sum(axis=1).max()) for m in plan_moments(p.job, p.plan))
-    return fullest * min(p.job.gpus_per_node, p.job.gpus)
+def host_by_rank(p: Priced, moments: Iterable[Moments]) -> list[float]:
+    """Pinned host memory of one rank of each pipeline rank; what is pinned once stays pinned."""
+    return [float(held(p.terms["host_bytes"], one).totals.max()) for one in moments]
 
 
 def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
@@ -222,7 +204,9 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
     """
     p = priced(job, plan)
     step, passes = step_parts(p)
-    stages = tuple(stage_memory(p, m) for m in plan_moments(job, plan))
+    moments = plan_moments(job, plan)
+    stages = tuple(stage_memory(p, m) for m in moments)
+    pinned = host_by_rank(p, moments)
     peak = max(s.peak_device_bytes for s in stages)
     tokens = job.gbs * job.seq_len
     rate = tokens / step.seconds / job.gpus
@@ -235,7 +219,8 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         error_bar=error_bar(job.model),
         terms=time_terms(p, step, passes),
         stages=stages,
-        host_bytes_per_node=host_bytes(p),
+        host_bytes_per_node=max(pinned) * min(job.gpus_per_node, job.gpus),
+        host_fullest_node_bytes=fullest_node(pinned, job.gpus, job.gpus_per_node).bytes,
         headroom_bytes=job.machine.hbm_bytes - peak,
         microbatches=p.values["microbatches"],
         grids=Grids(
