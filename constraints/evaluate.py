@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbsolve.constraints.budgets import BUDGETS
 from mbsolve.constraints.error_bars import error_bar, memory_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
+from mbsolve.constraints.holding import Held, fullest_node, held
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.capture import in_pool
 from mbsolve.constraints.memory.device import reserved_permille
@@ -114,52 +114,42 @@ def plan_moments(job: Job, plan: Plan) -> tuple[Moments, ...]:
     )
 
 
-def _memory_vector(p: Priced, *rows: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    found = [entry for row in rows for entry in p.terms[row]]
-    return np.array([COLUMN[t.per] for t, _ in found], np.int64), np.array([v for _, v in found], float)
+def device_held(p: Priced, moments: Moments) -> Held:
+    """What one pipeline rank has reserved at each of its moments, and how much of it is not counted as allocated."""
+    terms = [entry for row in RESERVED for entry in p.terms[row]]
+    found = held(terms, moments)
+    outside = np.array([t.row == "pool_bytes" or in_pool(t.name, p.values) for t, _ in terms])
+    if p.plan.cuda_graph_impl == "full_iteration":
+        # All that the passes hold lies in the graph's pool; the state between steps was there before it.
+        before = found.totals[found.fullest("between")]
+        passes = 1 - moments.counts[:, COLUMN["at_rest"]]
+        return found._replace(pool=passes * np.maximum(found.totals - before, 0.0))
+    return found._replace(pool=found.parts @ outside)
 
 
 def stage_memory(p: Priced, moments: Moments) -> StageMemory:
-    """Device memory of one rank: its fullest moment, and the state between steps."""
-    index, value = _memory_vector(p, *RESERVED)
-    parts = moments.counts[:, index] * value
-    totals = parts.sum(axis=1)
-    peak = int(totals.argmax())
-    rest = moments.counts[:, COLUMN["at_rest"]] * (1 - moments.counts[:, COLUMN["at_optimizer"]])
-    pooled = np.array(
-        [t.row == "pool_bytes" or in_pool(t.name, p.values) for row in RESERVED for t, _ in p.terms[row]]
-    )
-    between = float((totals - parts @ pooled)[rest.astype(bool)].max())
-    pool = float(parts[peak] @ pooled)
-    if p.plan.cuda_graph_impl == "full_iteration":
-        # All that the passes hold lies in the graph's pool; the state between steps was there before it.
-        pool = float(totals[peak]) - between
-    reserved = float(totals[peak]) * reserved_permille(p.job) / PERMILLE
-    context = p.total("context_bytes", {"one": 1})
-    terms = tuple(
-        TermValue(name=t.name, bytes=float(b), stage=moments.rank, source=str(t.source))
-        for (t, _), b in zip((e for row in RESERVED for e in p.terms[row]), parts[peak], strict=True)
-        if b
-    )
+    """Device memory of one rank: its fullest moment of each kind."""
+    found = device_held(p, moments)
+    peak, passing = found.peak, found.fullest("pass")
+    reserved = float(found.totals[peak]) * reserved_permille(p.job) / PERMILLE
     return StageMemory(
         stage=moments.rank,
-        between_bytes=between,
-        peak_allocated_bytes=float(totals[peak]) - pool,
-        pool_bytes=pool,
+        between_bytes=float(found.allocated[found.fullest("between")]),
+        pass_peak_bytes=float(found.allocated[passing]),
+        pass_peak_moment=moments.labels[passing],
+        optimizer_peak_bytes=float(found.allocated[found.fullest("optimizer")]),
+        peak_allocated_bytes=float(found.allocated[peak]),
+        pool_bytes=float(found.pool[peak]),
         peak_reserved_bytes=reserved,
-        peak_device_bytes=reserved + context,
+        peak_device_bytes=reserved + p.total("context_bytes", {"one": 1}),
         peak_moment=moments.labels[peak],
-        terms=terms,
+        terms=found.at(peak),
     )
 
 
-def host_bytes(p: Priced) -> float:
-    """Pinned host memory of the fullest node: every rank of the node taken to be on the fullest stage."""
-    index, value = _memory_vector(p, "host_bytes")
-    if not len(index):
-        return 0.0
-    fullest = max(float((m.counts[:, index] * value).sum(axis=1).max()) for m in plan_moments(p.job, p.plan))
-    return fullest * min(p.job.gpus_per_node, p.job.gpus)
+def host_by_rank(p: Priced, moments: Iterable[Moments]) -> list[float]:
+    """Pinned host memory of one rank of each pipeline rank; what is pinned once stays pinned."""
+    return [float(held(p.terms["host_bytes"], one).totals.max()) for one in moments]
 
 
 def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
@@ -239,7 +229,9 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
     """
     p = priced(job, plan)
     step, passes = step_parts(p)
-    stages = tuple(stage_memory(p, m) for m in plan_moments(job, plan))
+    moments = plan_moments(job, plan)
+    stages = tuple(stage_memory(p, m) for m in moments)
+    pinned = host_by_rank(p, moments)
     peak = max(s.peak_device_bytes for s in stages)
     tokens = job.gbs * job.seq_len
     rate = tokens / step.seconds / job.gpus
@@ -253,7 +245,8 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         memory_error=memory_bar(job, plan, peak),
         terms=time_terms(p, step, passes),
         stages=stages,
-        host_bytes_per_node=host_bytes(p),
+        host_bytes_per_node=max(pinned) * min(job.gpus_per_node, job.gpus),
+        host_fullest_node_bytes=fullest_node(pinned, job.gpus, job.gpus_per_node).bytes,
         headroom_bytes=job.machine.hbm_bytes - peak,
         microbatches=p.values["microbatches"],
         grids=Grids(

@@ -27,13 +27,25 @@ class TermValue(_Data):
 class StageMemory(_Data):
     """Device memory of one pipeline rank, in bytes.
 
-    ``pool_bytes`` are reserved, but not counted as allocated: private pools of captured graphs, buffers of communication
-    libraries, what one stream cannot pass to another.
-    ``peak_device_bytes`` is what the driver sees: the reserved estimate, the context and the communicators.
+    Parameters
+    ----------
+    between_bytes : allocated between two steps.
+    pass_peak_bytes, pass_peak_moment : allocated at the fullest moment of the passes, and where in them that is.
+    optimizer_peak_bytes : allocated in the step of the optimizer.
+    peak_allocated_bytes, peak_moment : allocated at the fullest of all moments, and when it is.
+    pool_bytes : reserved then, but not counted as allocated: private pools of captured graphs, buffers of communication
+        libraries, what one stream cannot pass to another.
+    peak_reserved_bytes : what is expected to be reserved by then, the allocator's slack included.
+    peak_device_bytes : what the driver sees: the reserved estimate, the context and the communicators.
+    terms : what is held at the peak; they add up to ``peak_allocated_bytes`` and ``pool_bytes``. See `account` for the
+        other moments.
     """
 
     stage: int
     between_bytes: float
+    pass_peak_bytes: float
+    pass_peak_moment: str
+    optimizer_peak_bytes: float
     peak_allocated_bytes: float
     pool_bytes: float = 0.0
     peak_reserved_bytes: float
@@ -80,7 +92,9 @@ class Evaluation(_Data):
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
     memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
-    host_bytes_per_node : pinned host memory that the plan's offloads need on the fullest node.
+    host_bytes_per_node : pinned host memory that the plan's offloads need, every rank of the node taken to be on the
+        fullest pipeline rank: what the budget and the solver compare.
+    host_fullest_node_bytes : the same on the fullest node with the ranks that it really has; never more.
     headroom_bytes : device memory left on the fullest rank after its peak (the margin not subtracted).
     """
 
@@ -94,6 +108,7 @@ class Evaluation(_Data):
     terms: tuple[TermValue, ...]
     stages: tuple[StageMemory, ...]
     host_bytes_per_node: float
+    host_fullest_node_bytes: float
     headroom_bytes: float
     microbatches: int
     grids: Grids

@@ -12,7 +12,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.rules.useful import useful_recompute_modules
 from mbsolve.constraints.vocabulary import Plan
 
-__all__ = ["FORMATS", "MEASURES", "OPEN_FIELDS", "RECOMPUTE", "leaner", "lighter"]
+__all__ = ["FORMATS", "MEASURES", "OPEN_FIELDS", "RECOMPUTE", "leaner", "lighter", "measures"]
 
 FORMATS: Final = ("grad_dtype", "moment_dtype", "main_param_dtype", "fp8_param")
 """Formats of gradients, of optimizer state and of weights; fields of the settings."""
@@ -59,8 +59,8 @@ def leaner(job: Job, plan: Plan, open_fields: Collection[str]) -> Iterator[dict[
             yield changed
 
 
-def _measures(job: Job, plan: Plan) -> list[dict[str, Any]]:
-    """Single measures against memory, those in effect left out."""
+def measures(job: Job, plan: Plan) -> list[dict[str, Any]]:
+    """Return single measures against memory, those in effect left out: formats, recompute, offload, degrees, GPUs."""
     selective = {RECOMPUTE: "selective", "recompute_modules": useful_recompute_modules(job.model)}
     taken_back = {"recompute_method": None, "recompute_num_layers": None}
     out: list[dict[str, Any]] = [GRADIENTS, MOMENTS, OFFLOAD, FULL, {**selective, **taken_back}]
@@ -85,7 +85,7 @@ def lighter(job: Job, plan: Plan, fits: Callable[[Job, Plan], bool]) -> tuple[Re
     ----------
     fits : says so of a job and a plan.
     """
-    single = [fields for fields in _measures(job, plan) if fields]
+    single = [fields for fields in measures(job, plan) if fields]
     pairs = [{**a, **b} for a, b in combinations(single, 2) if not set(a) & set(b)]
     found: list[dict[str, Any]] = []
     for some in (single, pairs):

@@ -38,6 +38,9 @@ def evaluation(step: float, used: float) -> Evaluation:
     stage = StageMemory(
         stage=0,
         between_bytes=24.1 * GIB,
+        pass_peak_bytes=allocated,
+        pass_peak_moment="backward of attention in moe layer, chunk 0",
+        optimizer_peak_bytes=25.0 * GIB,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=allocated + 1.5 * GIB,
         peak_device_bytes=used * GIB,
@@ -61,6 +64,7 @@ def evaluation(step: float, used: float) -> Evaluation:
         terms=tuple(TermValue(name=n, seconds=s * step) for n, s in shares.items()),
         stages=(stage,),
         host_bytes_per_node=343.5 * GIB,
+        host_fullest_node_bytes=343.5 * GIB,
         headroom_bytes=(79.1 - used) * GIB,
         microbatches=128,
         grids=Grids(dense=(1, 32, 1, 8), expert=(1, 32, 1, 8)),

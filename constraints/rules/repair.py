@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import lcm
 from typing import Any, Final
@@ -35,7 +35,7 @@ from mbsolve.constraints.vocabulary import (
 )
 from mbsolve.models.partial import UnknownDimensionError
 
-__all__ = ["moves", "repair_fields", "replaces", "rule_reads"]
+__all__ = ["moves", "repair_fields", "replaces", "rule_reads", "single_changes"]
 
 # What parallel degrees are tried for a model of which too little is known.
 SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64)
@@ -123,7 +123,20 @@ def _holds(rule: Rule, job: Job, values: Mapping[str, Any]) -> bool:
 
 
 def _candidates(rule: Rule, job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
-    values, names = plan.values(), _decisions(rule)
+    names = _decisions(rule)
+    yield from single_changes(names, job, plan)
+    for fields in TOGETHER:
+        if set(fields) <= {*names, *_names(rule)}:
+            yield _differing(job, plan, fields)
+    yield from _of_the_job(rule, job, plan.values())
+
+
+def single_changes(names: Iterable[str], job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield every change of one of these decisions to another value of its domain, legal or not, as fields of the plan.
+
+    Recompute, whose fields only make sense together, is changed to one of its usual ways.
+    """
+    values, names = plan.values(), tuple(names)
     for name in names:
         # Another granularity comes with fields of its own, below.
         others = () if name == "recompute_granularity" else _values(name, job, plan, values)
@@ -137,10 +150,6 @@ def _candidates(rule: Rule, job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
     if any(name.startswith("recompute_") for name in names):
         for fields in RECOMPUTE:
             yield _differing(job, plan, fields)
-    for fields in TOGETHER:
-        if set(fields) <= {*names, *_names(rule)}:
-            yield _differing(job, plan, fields)
-    yield from _of_the_job(rule, job, values)
 
 
 def replaces(fields: Mapping[str, Any]) -> bool:
