@@ -178,10 +178,14 @@ def permuted_pool(
     sequence_parallel: Value,
     cuda_graph_impl: Value,
     graph_moe_preprocess: Value,
+    dispatcher: Value,
 ) -> Value:
-    """Permuted tokens, an output of a captured preprocessing, which stays; without a graph they are dropped."""
+    """Permuted tokens, an output of a captured preprocessing, which stays; without a graph they are dropped.
+
+    The all-to-all dispatcher permutes before it exchanges; the others as they exchange or after it.
+    """
     rows = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.moe_topk or 0)
-    used = either(graph_moe_preprocess) * scoped(cuda_graph_impl)
+    used = either(graph_moe_preprocess) * scoped(cuda_graph_impl) * (np.asarray(dispatcher) == "alltoall")
     return sizes.expert_hidden(rows, model) * used
 
 

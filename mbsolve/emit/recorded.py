@@ -72,7 +72,7 @@ def open_fields(row: Mapping[str, Any]) -> tuple[str, ...]:
             for key in ("opt_use_precision_aware_optimizer", "opt_exp_avg_dtype", "optimizer_moments")
         ),
         "fp8_param": extra.get("mp_fp8_param_gather") is not None,
-        RECOMPUTE: row.get("recompute_granularity") is not None or bool(row.get("knobs_recorded")),
+        RECOMPUTE: row.get("recompute_granularity") is not None,
     }
     return tuple(name for name, known in said.items() if not known)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.changes import applied
+from mbsolve.constraints.error_bars import recorded_bar
 from mbsolve.constraints.evaluate import plan_moments, priced, stage_memory
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.lighter import leaner
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
+from mbsolve.constraints.memory_classes import classes_of
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.habits import Habits
 from mbsolve.emit.measured import Measured
@@ -21,7 +23,6 @@ from mbsolve.judge.habits import as_run
 __all__ = ["Fit", "Fits", "fit_of", "fits_of", "fits_text", "verdict"]
 
 Verdict = Literal["oom", "within margin", "fits"]
-BAR: Final = 0.05
 
 
 class _Data(BaseModel):
@@ -67,8 +68,8 @@ class Fits(_Data):
 
 
 def memory_bar(job: Job, plan: Plan) -> float:
-    """How far the predicted peak of a plan may be off, as a ratio."""
-    return BAR
+    """How far the predicted peak of a plan may be off, as a ratio: by its classes, and at least the margin."""
+    return max(job.margin, *(recorded_bar(one).error for one in classes_of(job, plan)))
 
 
 def verdict(device_bytes: float, budget_bytes: float, bar: float) -> Verdict:

@@ -72,9 +72,11 @@ def test_a_batch_that_is_not_recorded_is_the_least_and_proves_nothing_where_it_f
 def test_a_run_that_ran_takes_what_its_row_leaves_open() -> None:
     split = {"gpus": 16, "tp": 4, "pp": 4, "vpp": 5, "tier": "A-guide", "seq_len": 4096}
     tight = judged(**split)
-    assert tight.fit is not None and tight.fit.leaner["grad_dtype"] == "bf16"
+    assert tight.fit is not None and tight.fit.leaner["moment_dtype"] == "bf16"
     said = {"ddp_grad_reduce_in_fp32": True, "opt_exp_avg_dtype": "float32"}
-    closed = judged(**split, extra=said)
+    open_recompute = judged(**split, extra=said)
+    assert open_recompute.fit is not None and open_recompute.fit.leaner["recompute_granularity"] == "full"
+    closed = judged(**split, extra=said, recompute_granularity="selective", recompute_modules=["core_attn"])
     assert closed.fit is not None and closed.fit.leaner == {} and closed.fit.verdict == "oom"
     assert tight.fit.device_bytes < closed.fit.device_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -14,6 +15,12 @@ from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtu
 from mbsolve.constraints.vocabulary import Plan, Split
 
 GIB = 2**30
+NO_RECOMPUTE = {
+    "recompute_granularity": None,
+    "recompute_method": None,
+    "recompute_num_layers": None,
+    "recompute_modules": (),
+}
 Case = Callable[[dict[str, Any]], tuple[Job, Plan]]
 Errors = list[tuple[str, float, float, bool]]
 
@@ -83,3 +90,21 @@ def test_parts_add_up_to_the_peak(probes: list[dict[str, Any]], case: Case, held
     assert sum(groups.values()) == pytest.approx(found.peak)
     assert groups["weights"] / GIB == pytest.approx(14.958, abs=0.01)
     assert "loss" in found.where
+
+
+@pytest.mark.parametrize("start", ["l8.8L.", "q30.8L.ep8.", "d3.5L.ep32."])
+def test_recompute_sets_rank_as_they_were_measured(
+    start: str, probes: list[dict[str, Any]], case: Case, held: Any
+) -> None:
+    """Runs that differ in recompute alone; those measured alike, as LayerNorm recompute of a dense layer, stay alike."""
+    found: list[tuple[float, float]] = []
+    for record in probes:
+        job, plan = case(record)
+        # Of offload, FP8 and other degrees there is one run each: they are of no series.
+        plain = Plan(ep=plan.ep), plan.model_copy(update=NO_RECOMPUTE)
+        if record["id"].startswith(start) and plain[0] == plain[1] and job.precision == "bf16":
+            found.append((record["measured"]["peak_gib"], held(job, plan, 0).peak / GIB))
+    found.sort()
+    assert len(found) >= 5
+    for (less, low), (more, high) in pairwise(found):
+        assert high - low > -0.001 if more - less > 0.001 else abs(high - low) < 0.002
