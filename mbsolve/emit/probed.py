@@ -57,7 +57,9 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
         out.reason = f"the run ended with {row['outcome']}"
         return out
     if row.get("first_optimizer_collected") is False:
-        out.reason = "the offloaded optimizer that the stack builds twice was not collected yet the first time"
+        out.reason = (
+            "the offloaded optimizer that the stack builds twice was not collected yet the first time"
+        )
         return out
     seconds = row.get("fwd_bwd_ms")
     between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
