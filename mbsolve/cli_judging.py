@@ -41,16 +41,16 @@ SeqOption = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _width() -> int:
+def width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
 
 
-def _print_json(found: Sequence[dict[str, Any]]) -> None:
+def print_json(found: Sequence[dict[str, Any]]) -> None:
     """One object for one job, a list for several."""
     print(encoder.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
-def _given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
+def given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
     """What the options say of every job."""
     from mbsolve.emit.formats import Given
     from mbsolve.errors import InputError
@@ -88,10 +88,10 @@ def check(
         )
     if json and format == "github":
         raise InputError("--json and --format github contradict each other.")
-    cases = read_many(files, _given(model, hardware, gpus, seq))
+    cases = read_many(files, given(model, hardware, gpus, seq))
     verdicts = [verdict(case, memory=not no_memory) for case in cases]
     if json or format == "json":
-        _print_json([v.model_dump(mode="json") for v in verdicts])
+        print_json([v.model_dump(mode="json") for v in verdicts])
     elif format == "github":
         from mbsolve.judge.annotations import annotate
 
@@ -99,7 +99,7 @@ def check(
     else:
         from mbsolve.judge.text import verdicts_text
 
-        print(verdicts_text(cases, verdicts, _width()), end="")
+        print(verdicts_text(cases, verdicts, width()), end="")
     no = any(v.verdict in ("infeasible", "oom") for v in verdicts)
     raise typer.Exit(NO if no else OK)
 
@@ -116,16 +116,16 @@ def evaluate(
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
-    cases = read_many(files, _given(model, hardware, gpus, seq))
+    cases = read_many(files, given(model, hardware, gpus, seq))
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
     if json:
-        _print_json([one.flat() for one in found])
+        print_json([one.flat() for one in found])
     else:
         from mbsolve.judge.text import evaluated_text
 
-        print("\n".join(evaluated_text(c, e, _width()) for c, e in zip(cases, found, strict=True)), end="")
+        print("\n".join(evaluated_text(c, e, width()) for c, e in zip(cases, found, strict=True)), end="")
     raise typer.Exit(OK if all(e.legal for e in found) else NO)
 
 
@@ -143,21 +143,21 @@ def diff(
     from mbsolve.judge.answers import diff as compare
     from mbsolve.judge.cases import Case, read_cases
 
-    given = _given(model, hardware, gpus, seq)
+    stated = given(model, hardware, gpus, seq)
 
     def one(path: str) -> Case:
-        cases = read_cases(path, given)
+        cases = read_cases(path, stated)
         if len(cases) != 1:
             raise InputError(f"The file {path} holds {len(cases)} jobs, but diff compares one with one.")
         return Case(**{**vars(cases[0]), "name": path})
 
     found = compare(one(a), one(b))
     if json:
-        _print_json([found.model_dump(mode="json")])
+        print_json([found.model_dump(mode="json")])
     else:
         from mbsolve.judge.text import difference_text
 
-        print(difference_text(found, _width()), end="")
+        print(difference_text(found, width()), end="")
 
 
 def validate(
@@ -183,7 +183,7 @@ def validate(
     from mbsolve.judge.accuracy import accuracy_text
     from mbsolve.judge.memory_text import memory_text
 
-    print((memory_text if memory and not time else accuracy_text)(found, _width()), end="")
+    print((memory_text if memory and not time else accuracy_text)(found, width()), end="")
 
 
 def track(rows: Sequence[T], what: str) -> Iterable[T]:

@@ -577,7 +577,15 @@ if __name__ == "__main__":
         result = dict(ok=True, **run(job))
     except torch.cuda.OutOfMemoryError as e:
         result = {"ok": False, "oom": True, "err": str(e)[:200]}
-    except Exception as e:
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        ImportError,
+    ) as e:
         result = {"ok": False, "err": repr(e)[:500], "tb": traceback.format_exc()[-2500:]}
     print("RESULT " + json.dumps(dict(result, wall_s=round(time.time() - t0, 1))), flush=True)
     os._exit(0)

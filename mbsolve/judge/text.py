@@ -11,7 +11,9 @@ from mbsolve.constraints.findings import Repair
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
+from mbsolve.judge.memory import Remembered
 from mbsolve.report import words
+from mbsolve.report.memory import memory_account_text
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
 SHOWN_REPAIRS = 4
@@ -98,6 +100,20 @@ def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int
         count = Counter(f"{v.verdict}{' only with leaner formats' if v.leaner else ''}" for v in verdicts)
         parts.append(f"{len(parts)} jobs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
     return "\n".join(parts) + "\n"
+
+
+def remembered_text(case: Case, found: Remembered, width: int, verbose: bool = False) -> str:
+    """The memory of one configuration, and what is to be said of it."""
+    lines = [wrap(f"{case.name}: {subject(case.job)}", width)]
+    lines += [
+        wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
+        for broken in found.violations
+    ]
+    lines += _changes(case, found, width) + _notes(case, found, width)
+    if found.account is None or found.memory_error is None:
+        return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"
+    text = memory_account_text(found.account, found.memory_error.words, found.relief, width, verbose)
+    return "\n".join(lines) + "\n\n" + text
 
 
 def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
