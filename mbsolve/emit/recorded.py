@@ -130,7 +130,10 @@ def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:
         if extra.get("opt_main_params_dtype"):
             found["main_param_dtype"] = DTYPES[str(extra["opt_main_params_dtype"])]
     if row.get("dist_opt") is not None:
-        found["distributed_optimizer"] = bool(row["dist_opt"])
+        # Megatron-Bridge turns it on where either of two settings says so (training/config.py), and the optimizer of
+        # every recipe does; rows have the other setting.
+        bridge = row.get("framework") == "megatron-bridge"
+        found["distributed_optimizer"] = bridge or bool(row["dist_opt"])
     found["routing"] = "natural" if row.get("routing") == "natural" else "balanced"
     # All releases on record have a Transformer Engine before 2.20.
     found["logits_copies"] = 1

@@ -383,3 +383,9 @@ def test_ranks_alone_are_a_peak() -> None:
 
 def test_the_ninetieth_percentile_is_the_nearest_rank() -> None:
     assert errors_of([k / 10 for k in range(1, 11)]).p90 == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("framework", "on"), [("megatron-bridge", True), ("megatron-lm", False)])
+def test_bridge_shards_the_optimizer_where_either_setting_does(framework: str, on: bool) -> None:
+    entry = measured_row({**ROW, "dist_opt": False, "framework": framework}).entry
+    assert entry is not None and entry.settings["distributed_optimizer"] is on
