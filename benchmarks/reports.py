@@ -50,6 +50,8 @@ def judged(case: Case, report: dict[str, Any], laws: dict[str, list[str]]) -> tu
         said == word
         or (word == "fits_on_paper" and said == "feasible")
         or (word == "feasible" and said == "undecided" and answer.legal)
+        # Some reports say of themselves that they do not judge the memory.
+        or (word == "feasible" and "memory not judged" in expect.get("note", "") and answer.legal)
     )
     if word == "infeasible":
         ids = {expect["rule"]} if "rule" in expect else set(laws[expect["constraint"]])

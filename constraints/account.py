@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mbsolve.constraints.evaluate import Priced, evaluate, fits, plan_moments, priced
+from mbsolve.constraints.evaluate import Priced, device_held, evaluate, fits, plan_moments, priced
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.holding import KINDS, Held, Kind, fullest_node, held
 from mbsolve.constraints.job import Job
@@ -29,11 +29,15 @@ class _Data(BaseModel):
 
 
 class MomentMemory(_Data):
-    """What a pipeline rank has allocated at the fullest moment of a kind; ``terms`` add up to ``allocated_bytes``."""
+    """What a pipeline rank holds at the fullest moment of a kind.
+
+    ``terms`` add up to ``allocated_bytes`` and ``pool_bytes``, what is reserved, but not counted as allocated.
+    """
 
     kind: Kind
     moment: str
     allocated_bytes: float
+    pool_bytes: float
     terms: tuple[TermValue, ...]
 
 
@@ -136,7 +140,7 @@ def account(job: Job, plan: Plan, defaults: Iterable[str] = ()) -> Account:
         if the layers do not fit the pipeline split.
     """
     found, p, moments = evaluate(job, plan), priced(job, plan), plan_moments(job, plan)
-    device = [held(p.terms["device_bytes"], one) for one in moments]
+    device = [device_held(p, one) for one in moments]
     stages = tuple(_stage(job, p, s, h) for s, h in zip(found.stages, device, strict=True))
     host = [held(p.terms["host_bytes"], one) for one in moments]
     worst = max(stages, key=lambda s: s.peak_device_bytes)
@@ -156,13 +160,16 @@ def _stage(job: Job, p: Priced, memory: StageMemory, found: Held) -> StageAccoun
     moments = []
     for kind in KINDS:
         at = found.fullest(kind)
-        total = float(found.totals[at])
         moments.append(
             MomentMemory(
-                kind=kind, moment=found.moments.labels[at], allocated_bytes=total, terms=found.at(at)
+                kind=kind,
+                moment=found.moments.labels[at],
+                allocated_bytes=float(found.allocated[at]),
+                pool_bytes=float(found.pool[at]),
+                terms=found.at(at),
             )
         )
-    slack = memory.peak_reserved_bytes - memory.peak_allocated_bytes
+    slack = memory.peak_reserved_bytes - memory.peak_allocated_bytes - memory.pool_bytes
     reserve = TermValue(
         name=RESERVE, bytes=slack, stage=memory.stage, source=str(source_of("reserved_permille"))
     )
@@ -201,7 +208,7 @@ def _host(job: Job, by_rank: Sequence[Held], bound: float) -> HostAccount:
         limit_bytes=host_limit(job),
         bytes_per_node=bound,
         fullest_node_bytes=node.bytes,
-        node=node.index,
+        node=node.number,
         ranks=node.ranks,
         terms=tuple(sums.values()),
     )

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from mbsolve.constraints.budgets import BUDGETS
-from mbsolve.constraints.error_bars import error_bar
+from mbsolve.constraints.error_bars import error_bar, memory_bar
 from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
-from mbsolve.constraints.holding import fullest_node, held
+from mbsolve.constraints.holding import Held, fullest_node, held
 from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.memory.capture import in_pool
 from mbsolve.constraints.memory.device import reserved_permille
-from mbsolve.constraints.moments import Moments, all_moments
+from mbsolve.constraints.moments import COLUMN, Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
-from mbsolve.constraints.rule import Row, Term
+from mbsolve.constraints.rule import RESERVED, Row, Term
 from mbsolve.constraints.terms import TERMS
 from mbsolve.constraints.time.step import StagePass, Step, step_of
-from mbsolve.constraints.vocabulary import Plan
+from mbsolve.constraints.vocabulary import GRAPH_SCOPES, Plan
 from mbsolve.models.flops import flops_per_token
 
 
@@ -42,10 +45,19 @@ def priced(job: Job, plan: Plan, terms: Iterable[Term] = TERMS) -> Priced:
     """Call every term once."""
     flat = plan.values()
     flat |= derive(job, flat)
+    flat |= whole_layers(job, flat)
     out = Priced(job, plan, flat)
     for t in terms:
         out.terms[t.row].append((t, float(t.call(job.facts, flat))))
     return out
+
+
+def whole_layers(job: Job, values: Mapping[str, Any]) -> dict[str, bool]:
+    """The scopes that graphs without one capture: every half of a layer. Layers of experts cannot be captured so."""
+    scoped = values["cuda_graph_impl"] in ("local", "transformer_engine")
+    if not scoped or job.model.is_moe or any(values[f"graph_{s}"] for s in GRAPH_SCOPES):
+        return {}
+    return {f"graph_{s}": True for s in ("attn", "mamba", "mlp")}
 
 
 def replay_of(plan: Plan) -> Replay:
@@ -102,19 +114,32 @@ def plan_moments(job: Job, plan: Plan) -> tuple[Moments, ...]:
     )
 
 
+def device_held(p: Priced, moments: Moments) -> Held:
+    """What one pipeline rank has reserved at each of its moments, and how much of it is not counted as allocated."""
+    terms = [entry for row in RESERVED for entry in p.terms[row]]
+    found = held(terms, moments)
+    outside = np.array([t.row == "pool_bytes" or in_pool(t.name, p.values) for t, _ in terms])
+    if p.plan.cuda_graph_impl == "full_iteration":
+        # All that the passes hold lies in the graph's pool; the state between steps was there before it.
+        before = found.totals[found.fullest("between")]
+        passes = 1 - moments.counts[:, COLUMN["at_rest"]]
+        return found._replace(pool=passes * np.maximum(found.totals - before, 0.0))
+    return found._replace(pool=found.parts @ outside)
+
+
 def stage_memory(p: Priced, moments: Moments) -> StageMemory:
     """Device memory of one rank: its fullest moment of each kind."""
-    found = held(p.terms["device_bytes"], moments)
+    found = device_held(p, moments)
     peak, passing = found.peak, found.fullest("pass")
-    allocated = float(found.totals[peak])
-    reserved = allocated * reserved_permille() / PERMILLE
+    reserved = float(found.totals[peak]) * reserved_permille(p.job) / PERMILLE
     return StageMemory(
         stage=moments.rank,
-        between_bytes=float(found.totals[found.fullest("between")]),
-        pass_peak_bytes=float(found.totals[passing]),
+        between_bytes=float(found.allocated[found.fullest("between")]),
+        pass_peak_bytes=float(found.allocated[passing]),
         pass_peak_moment=moments.labels[passing],
-        optimizer_peak_bytes=float(found.totals[found.fullest("optimizer")]),
-        peak_allocated_bytes=allocated,
+        optimizer_peak_bytes=float(found.allocated[found.fullest("optimizer")]),
+        peak_allocated_bytes=float(found.allocated[peak]),
+        pool_bytes=float(found.pool[peak]),
         peak_reserved_bytes=reserved,
         peak_device_bytes=reserved + p.total("context_bytes", {"one": 1}),
         peak_moment=moments.labels[peak],
@@ -217,6 +242,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
         error_bar=error_bar(job.model),
+        memory_error=memory_bar(job, plan, peak),
         terms=time_terms(p, step, passes),
         stages=stages,
         host_bytes_per_node=max(pinned) * min(job.gpus_per_node, job.gpus),

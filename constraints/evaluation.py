@@ -30,12 +30,15 @@ class StageMemory(_Data):
     Parameters
     ----------
     between_bytes : allocated between two steps.
-    pass_peak_bytes, pass_peak_moment : the most that a forward or backward pass has allocated, and where in it.
+    pass_peak_bytes, pass_peak_moment : allocated at the fullest moment of the passes, and where in them that is.
     optimizer_peak_bytes : allocated in the step of the optimizer.
-    peak_allocated_bytes, peak_moment : the largest of these, and when it is.
-    peak_reserved_bytes : what the allocator is expected to have reserved by then.
+    peak_allocated_bytes, peak_moment : allocated at the fullest of all moments, and when it is.
+    pool_bytes : reserved then, but not counted as allocated: private pools of captured graphs, buffers of communication
+        libraries, what one stream cannot pass to another.
+    peak_reserved_bytes : what is expected to be reserved by then, the allocator's slack included.
     peak_device_bytes : what the driver sees: the reserved estimate, the context and the communicators.
-    terms : what is held at the peak; they add up to ``peak_allocated_bytes``. See `account` for the other moments.
+    terms : what is held at the peak; they add up to ``peak_allocated_bytes`` and ``pool_bytes``. See `account` for the
+        other moments.
     """
 
     stage: int
@@ -44,6 +47,7 @@ class StageMemory(_Data):
     pass_peak_moment: str
     optimizer_peak_bytes: float
     peak_allocated_bytes: float
+    pool_bytes: float = 0.0
     peak_reserved_bytes: float
     peak_device_bytes: float
     peak_moment: str
@@ -57,6 +61,27 @@ class Grids(_Data):
     expert: tuple[int, int, int, int]
 
 
+class MemoryBar(_Data):
+    """How far a plan's peak may be off, from measured rows of its class.
+
+    Parameters
+    ----------
+    name : the class that says so: the one with the widest bar of those that the plan has something of.
+    error_bar : relative error of the peak to expect: nine in ten rows are within it.
+    short : how much more than predicted to be ready for, over what was predicted: nine in ten rows took no more.
+    rows : measured rows that the bar rests on.
+    validated : whether rows of every class that the plan has something of were measured.
+    words : whether the plan fits, with which margin, and whether the margin covers the error.
+    """
+
+    name: str
+    error_bar: float
+    short: float
+    rows: int
+    validated: bool
+    words: str
+
+
 class Evaluation(_Data):
     """Time and memory of one plan, in floating point.
 
@@ -65,6 +90,7 @@ class Evaluation(_Data):
     step_seconds : one optimizer step.
     tflops_per_gpu, mfu : model FLOPs in the stack's own counting (3 x forward, recompute never counted).
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
+    memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
     host_bytes_per_node : pinned host memory that the plan's offloads need, every rank of the node taken to be on the
         fullest pipeline rank: what the budget and the solver compare.
@@ -78,6 +104,7 @@ class Evaluation(_Data):
     tflops_per_gpu: float
     mfu: float
     error_bar: float
+    memory_error: MemoryBar
     terms: tuple[TermValue, ...]
     stages: tuple[StageMemory, ...]
     host_bytes_per_node: float

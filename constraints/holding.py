@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +19,7 @@ KINDS: tuple[Kind, ...] = ("between", "pass", "optimizer")
 """Between two steps, in a forward or backward pass, in the step of the optimizer."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """The terms of a row on one pipeline rank.
 
     Parameters
@@ -30,12 +28,19 @@ class Held:
     moments : the moments of the rank.
     parts : bytes, of shape (moments, terms).
     totals : bytes of each moment.
+    pool : bytes of each moment that are reserved, but not counted as allocated.
     """
 
     terms: tuple[Term, ...]
     moments: Moments
     parts: NDArray[np.float64]
     totals: NDArray[np.float64]
+    pool: NDArray[np.float64]
+
+    @property
+    def allocated(self) -> NDArray[np.float64]:
+        """Bytes of each moment that count as allocated."""
+        return self.totals - self.pool
 
     @property
     def peak(self) -> int:
@@ -63,13 +68,14 @@ def held(terms: Sequence[tuple[Term, float]], moments: Moments) -> Held:
     """What some priced terms come to at each moment of a pipeline rank: counts times bytes."""
     index = np.array([COLUMN[t.per] for t, _ in terms], np.int64)
     parts = moments.counts[:, index] * np.array([value for _, value in terms], float)
-    return Held(tuple(t for t, _ in terms), moments, parts, parts.sum(axis=1))
+    totals = parts.sum(axis=1)
+    return Held(tuple(t for t, _ in terms), moments, parts, totals, np.zeros_like(totals))
 
 
 class Node(NamedTuple):
     """A host of the job: its number, the bytes that its ranks hold, and how many of them are on each pipeline rank."""
 
-    index: int
+    number: int
     bytes: float
     ranks: dict[int, int]
 

@@ -42,16 +42,24 @@ TRIED: Final = 30
 def leaner(job: Job, plan: Plan, open_fields: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield values of open fields that take ever less memory, as recipes of the stack set them.
 
-    Gradients, moments, masters, and FP8 weights in short formats, then the same with full recompute.
+    Gradients, moments, masters, and FP8 weights in short formats; the same without the first of them, since an optimizer
+    that reads long gradients copies short ones; then all of it with full recompute.
 
     Parameters
     ----------
     open_fields : those of `OPEN_FIELDS` that nothing states.
     """
+    open_formats = [
+        lean
+        for field, lean in zip(FORMATS, (GRADIENTS, MOMENTS, MASTERS, WEIGHTS), strict=True)
+        if field in open_fields and (field != "fp8_param" or job.quantised)
+    ]
     steps: list[dict[str, Any]] = [{}]
-    for field, lean in zip(FORMATS, (GRADIENTS, MOMENTS, MASTERS, WEIGHTS), strict=True):
-        if field in open_fields and (field != "fp8_param" or job.quantised):
-            steps.append({**steps[-1], **lean})
+    for first in range(len(open_formats)):
+        taken: dict[str, Any] = {}
+        for lean in open_formats[first:]:
+            taken = {**taken, **lean}
+            steps.append(taken)
     replayed = [{**step, **FULL} for step in steps] if RECOMPUTE in open_fields else []
     for fields in (*steps, *replayed):
         changed = {name: value for name, value in fields.items() if now(job, plan, name) != value}

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mbsolve.constraints.memory.constants import constant
 from mbsolve.constraints.placement import (
     STAGE_COUNTS,
     Replay,
@@ -39,6 +40,8 @@ LIVE = (
     "live_logits",
 )
 STALE = ("stale_moe", "stale_unit")
+# The most layer halves that are ever held at once: what graphs captured for them keep through the whole step.
+POOL = ("pool_attention", "pool_gdn", "pool_mamba", "pool_dense", "pool_moe")
 AT = (
     "at_forward_attention",
     "at_forward_gdn",
@@ -61,6 +64,7 @@ AT = (
     "at_rest",
     "at_optimizer",
     "p2p",
+    "received",
     "rest_moe",
     # Stage counts again, at the optimizer step only.
     "step_attention",
@@ -71,9 +75,20 @@ AT = (
     "step_mtp",
     "step_embedding",
     "step_head",
+    # And again, from the optimizer step to the next forward.
+    "after_attention",
+    "after_gdn",
+    "after_mamba",
+    "after_dense",
+    "after_moe",
+    "after_mtp",
+    "after_embedding",
+    "after_head",
 )
-MOMENT_COUNTS = STAGE_COUNTS + LIVE + STALE + AT
+MOMENT_COUNTS = STAGE_COUNTS + LIVE + STALE + POOL + AT
 COLUMN = {name: i for i, name in enumerate(MOMENT_COUNTS)}
+_POOLED = [COLUMN[name] for name in POOL]
+_HELD = [COLUMN[name.replace("pool", "live")] for name in POOL]
 
 
 class Moments(NamedTuple):
@@ -223,6 +238,19 @@ def _forward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[t
         yield "loss forward (logits and saved copy)", loss
 
 
+def _beside(chunk: Stage) -> Iterator[tuple[str, Ints]]:
+    """What a backward holds beside what was in flight before it when a forward runs layer by layer with it.
+
+    The forward fills as many layers as the backward has emptied; at its end comes the embedding's gradient.
+    """
+    if any(item.kind is not None and item.kind.ffn == "moe" for item in chunk):
+        passing = _at("p2p") + _at("at_backward_moe")
+        yield "forward beside backward of moe layer", passing + _at("at_forward_moe")
+        if any(item.what == "embedding" for item in chunk):
+            # The forward holds the tokens twice then, as a backward does.
+            yield "embedding gradient beside forward of moe layer", passing + _at("at_embedding_grad")
+
+
 def _backward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
     """What the moments of a chunk's backward hold beside what was in flight before it."""
     p2p, head = _at("p2p"), _head(chunk)
@@ -249,12 +277,23 @@ def _head(chunk: Stage) -> Ints:
 
 
 @lru_cache(maxsize=16384)
-def _offsets(chunk: Stage, replay: Replay, forward: bool, stale: bool) -> tuple[tuple[str, ...], Ints]:
+def _offsets(
+    chunk: Stage, replay: Replay, forward: bool, stale: bool, overlap: bool
+) -> tuple[tuple[str, ...], Ints]:
     """Labels and counts of the moments of one pass of a chunk, beside what was in flight before it."""
     walk = _forward_offsets if forward else _backward_offsets
     pairs = list(walk(chunk, blocks_of(chunk, replay), stale))
+    if overlap and not forward:
+        pairs += [(label, v + int(stale) * _left(chunk, replay)) for label, v in _beside(chunk)]
     rows = np.array([v for _, v in pairs], np.int64).reshape(-1, len(MOMENT_COUNTS))
     return tuple(label for label, _ in pairs), rows
+
+
+def _with_p2p(rows: Ints, number: int) -> Ints:
+    """The rows with so many hidden states on their way, where any are."""
+    out = rows.copy()
+    out[:, COLUMN["p2p"]] *= number
+    return out
 
 
 @lru_cache(maxsize=16384)
@@ -267,6 +306,23 @@ def held_by(chunk: Stage, replay: Replay) -> Ints:
 def _left(chunk: Stage, replay: Replay) -> Ints:
     """Counts that stay referenced after a backward of a chunk."""
     return np.asarray(sum((b.left() for b in blocks_of(chunk, replay)), _ZERO))
+
+
+def receiving(pp: int, vpp: int, rank: int) -> Ints:
+    """1 for each virtual stage of a rank that gets its input from another rank."""
+    out = np.full(vpp, int(pp > 1), np.int64)
+    out[0] &= rank > 0
+    return out
+
+
+def sent_and_received(pp: int, vpp: int, rank: int, forward: bool) -> int:
+    """Hidden states alive between sends and receives in a pass; see ``p2p_tensors`` in the constants."""
+    if pp == 1:
+        return 0
+    number = constant("p2p_tensors")
+    if vpp > 1:
+        return int(number["interleaved"])
+    return int(number["forward"] if forward else number["backward"] * (rank > 0))
 
 
 @lru_cache(maxsize=65536)
@@ -282,20 +338,29 @@ def rank_moments(
     base[: len(STAGE_COUNTS)] = [counts[name] for name in STAGE_COUNTS]
     whole, left = np.array([held_by(c, replay) for c in chunks]), np.array([_left(c, replay) for c in chunks])
     alike: dict[tuple[bool, Stage, bool], list[Ints]] = {}
+    receives = receiving(pp, len(chunks), rank)
     for state in states(pp, len(chunks), rank, microbatches, overlap):
         held = state.in_flight @ whole + state.others @ left
+        held[:, COLUMN["received"]] += (state.others * (state.in_flight == 0)) @ receives
+        full = held + state.forward * whole[state.chunk]
+        base[_POOLED] = np.maximum(base[_POOLED], full[:, _HELD].max(axis=0))
         alike.setdefault((state.forward, chunks[state.chunk], state.stale), []).append(held)
     labels: list[str] = []
     found: list[Ints] = []
     for (forward, chunk, stale), parts in alike.items():
         held = undominated(np.vstack(parts))
-        names, extra = _offsets(chunk, replay, forward, stale)
+        names, extra = _offsets(chunk, replay, forward, stale, overlap)
+        extra = _with_p2p(extra, sent_and_received(pp, len(chunks), rank, forward))
         found.append((held[:, None, :] + extra[None, :, :]).reshape(-1, len(MOMENT_COUNTS)))
         labels += list(names) * len(held)
     rest = left.sum(axis=0) + _at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
+    rest[COLUMN["received"]] = receives.sum()
+    blocks = ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head")
+    for name in blocks:
+        rest[COLUMN[f"after_{name}"]] = counts[name]
     update = rest + _at("at_optimizer")
-    for name in ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head"):
+    for name in blocks:
         update[COLUMN[f"step_{name}"]] = counts[name]
     rows = np.vstack([*found, update])
     labels.append("optimizer step")
@@ -330,6 +395,9 @@ def summit(
     there = np.array([any(item.kind is not None for item in chunk) for chunk in chunks])[steps.chunk]
     sizes = whole.sum(axis=1)
     size = steps.before @ sizes + steps.forward * sizes[steps.chunk]
+    receives = receiving(pp, len(chunks), rank)
+    full = steps.before @ whole + steps.forward[:, None] * whole[steps.chunk]
+    base[_POOLED] = full[:, _HELD].max(axis=0)
     rows: dict[str, Ints] = {}
     for forward in (True, False):
         mine = np.flatnonzero(there & (steps.forward == forward))
@@ -339,7 +407,9 @@ def summit(
         chunk, others = steps.chunk[k], steps.stale[k].copy()
         others[chunk] = 0
         held = steps.before[k] @ whole + others @ left
-        names, extra = _offsets(chunks[chunk], replay, forward, bool(steps.stale[k, chunk]))
+        held[COLUMN["received"]] += (others * (steps.before[k] == 0)) @ receives
+        names, extra = _offsets(chunks[chunk], replay, forward, bool(steps.stale[k, chunk]), overlap)
+        extra = _with_p2p(extra, sent_and_received(pp, len(chunks), rank, forward))
         for name, more in zip(names, extra, strict=True):
             for label in SUMMIT:
                 if name.startswith(label):
@@ -363,14 +433,14 @@ def worst_moments(
 ) -> Ints:
     """The counts of every moment of every rank that no other dominates: enough to bound the worst rank.
 
-    A rank whose chunks are all alike and equal those of the rank before it holds no more than that one.
+    A rank whose one chunk equals that of the rank before it holds no more than that one.
     """
     stages = virtual_stages(model, pp, vpp, split)
     few = representative(pp, vpp, microbatches)
     rows, before = [], None
     for rank in range(pp):
         chunks = chunks_of(stages, pp, rank)
-        if chunks != before or len(set(chunks)) > 1:
+        if chunks != before or len(chunks) > 1:
             rows.append(rank_moments(chunks, pp, rank, few, replay, overlap).counts)
         before = chunks
     return undominated(np.vstack(rows))

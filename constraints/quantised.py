@@ -12,7 +12,7 @@ from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank,
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.placement import STAGE_COUNTS, stage_classes
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, PERMILLE, permille_down, permille_up, quanta
-from mbsolve.constraints.rule import Row
+from mbsolve.constraints.rule import RESERVED, Row
 from mbsolve.constraints.time.step import exposure, soft_max_quanta
 from mbsolve.constraints.vocabulary import Plan
 
@@ -58,14 +58,14 @@ def exposed_quanta(total: int, share: float, hides: float, window: int) -> int:
 def quantised(job: Job, plan: Plan) -> Quantised:
     """Evaluate a plan in whole quanta."""
     p = priced(job, plan)
-    device, host = _memory(p, "device_bytes"), _memory(p, "host_bytes")
+    device, host = _memory(p, *RESERVED), _memory(p, "host_bytes")
     context = sum(int(quanta(v, "bytes")) for _, v in p.terms["context_bytes"])
-    peak = ceil_div(reserved_permille() * device, PERMILLE) + context
+    peak = ceil_div(reserved_permille(job) * device, PERMILLE) + context
     return Quantised(_step(p), peak, host, *memory_limits(job))
 
 
-def _memory(p: Priced, row: Row) -> int:
-    terms = p.terms[row]
+def _memory(p: Priced, *rows: Row) -> int:
+    terms = [entry for row in rows for entry in p.terms[row]]
     if not terms:
         return 0
     index = np.array([COLUMN[t.per] for t, _ in terms], np.int64)

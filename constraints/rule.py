@@ -23,6 +23,7 @@ FACTS = ("job", "model", "machine", "topology")
 Kind = Literal["hard", "warning", "normalised"]
 Row = Literal[
     "device_bytes",
+    "pool_bytes",
     "context_bytes",
     "host_bytes",
     "forward_device",
@@ -34,6 +35,10 @@ Row = Literal[
     "param_gather",
     "tail",
 ]
+
+# What is reserved: tensors that the allocator counts as allocated; and what it does not count so: private pools of
+# captured graphs, blocks that no other stream may reuse, buffers that communication libraries take of the driver.
+RESERVED: tuple[Row, ...] = ("device_bytes", "pool_bytes")
 
 
 class _Words(Formatter):

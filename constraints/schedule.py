@@ -33,8 +33,8 @@ class States(NamedTuple):
 def passes(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> list[tuple[bool, int]]:
     """The passes of one rank in order, as (is forward, chunk): 1F1B, or interleaved 1F1B in groups of ``pp``.
 
-    ``overlap`` is expert-parallel overlap, which keeps one more forward in flight under interleaving; without it
-    the overlapped forward fills layers as the backward empties them.
+    ``overlap`` is expert-parallel overlap, which begins with one forward more under interleaving. From there on a
+    forward fills layers as the backward beside it empties them, so the backward comes first here.
     Source: NVIDIA/Megatron-LM megatron/core/pipeline_parallel/schedules.py.
     """
     total = microbatches * vpp
@@ -48,7 +48,8 @@ def passes(pp: int, vpp: int, rank: int, microbatches: int, overlap: bool) -> li
         order = [0] * total
     out = [(True, c) for c in order[:warmup]]
     for i in range(total - warmup):
-        out += [(True, order[warmup + i]), (False, vpp - 1 - order[i])]
+        pair = [(True, order[warmup + i]), (False, vpp - 1 - order[i])]
+        out += pair[::-1] if overlap and vpp > 1 else pair
     return out + [(False, vpp - 1 - c) for c in order[total - warmup :]]
 
 

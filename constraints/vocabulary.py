@@ -74,7 +74,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     fp8_param: bool = False
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     main_param_dtype: Literal["fp32", "fp16"] = "fp32"
-    moment_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     cp_comm_type: Literal["p2p", "a2a", "all_gather", "a2a+p2p"] = "p2p"
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True

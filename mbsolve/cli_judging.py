@@ -165,7 +165,7 @@ def validate(
         list[str], typer.Argument(metavar="FILE...", help="Measured rows: JSON lines, or a list of probes.")
     ],
     json: Json = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Compare memory only.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Compare memory only, by class.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Compare times only.")] = False,
 ) -> None:
     """Predict measured rows and print how far off the predictions are."""
@@ -181,8 +181,9 @@ def validate(
         print(found.model_dump_json(indent=2))
         return
     from mbsolve.judge.accuracy import accuracy_text
+    from mbsolve.judge.memory_text import memory_text
 
-    print(accuracy_text(found, _width()), end="")
+    print((memory_text if memory and not time else accuracy_text)(found, _width()), end="")
 
 
 def track(rows: Sequence[T], what: str) -> Iterable[T]:

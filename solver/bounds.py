@@ -106,6 +106,7 @@ class Bounder:
         self.model = StepModel(shapes, rows.ranks, collectives(job, shapes, self.tables), vpp)
         self.limits = limits_of(job, self.tables, shapes.rows)
         self.context = constant(self.tables, "context_bytes", shapes.rows)
+        self.reserve = reserved_factor(job)
         self.features = features
         self.full = shapes.array("recompute_method") != "none"
         self._least: dict[bool, Floats] = {}
@@ -331,4 +332,4 @@ class Bounder:
 
     def peak(self, device: Floats, ways: int = 1) -> Floats:
         """Peak in bytes of groups that hold so many allocated bytes at their fullest moment."""
-        return device * reserved_factor() + self.context[::ways]
+        return device * self.reserve + self.context[::ways]

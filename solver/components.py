@@ -11,7 +11,14 @@ import numpy as np
 from mbsolve.solver.columns import Columns, Ints, distinct
 from mbsolve.solver.tables import Bools, Features, Floats, MixedTable, TermTable, mixed_tables, split_scope
 
-HUB: Final = ("recompute_granularity", "recompute_layernorm", "recompute_moe", "dispatcher")
+HUB: Final = (
+    "recompute_granularity",
+    "recompute_layernorm",
+    "recompute_moe",
+    "dispatcher",
+    "graph_attn",
+    "graph_moe_router",
+)
 # Shapes to a class from which classes are taken one by one.
 DENSE: Final = 6
 # Rules over more free features than this are relaxed to what they allow inside each component.

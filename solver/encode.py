@@ -14,6 +14,7 @@ from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.quantise import PERMILLE, permille_down, permille_up, quanta
 from mbsolve.constraints.quantised import bubble_weight, ceil_div, memory_limits
+from mbsolve.constraints.rule import RESERVED
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.decisions import CLAUSES, Decisions, Literal
@@ -110,7 +111,7 @@ class Master(Decisions):
 
     def memory_rows(self) -> list[Row]:
         """Device memory at every moment, in quanta."""
-        return self.rows_at(["device_bytes"], self._held, "bytes")
+        return self.rows_at(RESERVED, self._held, "bytes")
 
     def host_rows(self) -> list[Row]:
         """Host memory of one rank at every moment, in quanta."""
@@ -137,7 +138,7 @@ class Master(Decisions):
     def post_memory(self, peak_wanted: bool, unlimited: bool = False) -> Any:
         """Budgets of device and host; returns the variable of the device peak when it is wanted."""
         limit, host_limit = memory_limits(self.job)
-        factor, context = reserved_permille(), self.context()
+        factor, context = reserved_permille(self.job), self.context()
         if unlimited:
             limit = host_limit = LARGEST
         peak = self.model.new_int_var(0, max(limit, 0), "peak") if peak_wanted else None

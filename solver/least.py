@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.rule import Term
+from mbsolve.constraints.rule import RESERVED, Term
 from mbsolve.solver.columns import Columns, Ints, distinct
 from mbsolve.solver.profiles import whole_model
 from mbsolve.solver.step_model import kinds_of, least_values, limits_of
@@ -88,7 +88,7 @@ def too_large(job: Job, grids: Columns, tables: Sequence[TermTable]) -> Bools:
     least = least_values(tables, kinds, grids.rows)
     static = np.zeros(grids.rows)
     for (row, per), kind in kinds.items():
-        if row == "device_bytes" and per in ("attention", "gdn", "mamba", "dense", "moe"):
+        if row in RESERVED and per in ("attention", "gdn", "mamba", "dense", "moe"):
             static += least[:, kind] * whole[per]
     limit = limits_of(job, tables, grids.rows).device
     return np.asarray(static / grids.array("pp") > limit)

@@ -12,7 +12,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
 from mbsolve.constraints.moments import COLUMN
 from mbsolve.constraints.quantise import PERMILLE, SECONDS_PER_QUANTUM
-from mbsolve.constraints.rule import Term
+from mbsolve.constraints.rule import RESERVED, Term
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.rows import STAGE_COLUMN, Rows
@@ -44,7 +44,7 @@ def constant(tables: Sequence[TermTable], row: str, rows: int) -> Floats:
 def limits_of(job: Job, tables: Sequence[TermTable], rows: int) -> Limits:
     """Budgets in bytes of allocated memory, after context, reserve and margin."""
     usable = device_limit(job) - constant(tables, "context_bytes", rows)
-    return Limits(usable * PERMILLE / reserved_permille(), host_limit_per_rank(job))
+    return Limits(usable * PERMILLE / reserved_permille(job), host_limit_per_rank(job))
 
 
 def collectives(job: Job, shapes: Columns, tables: Sequence[TermTable]) -> Floats:
@@ -113,7 +113,7 @@ class StepModel:
 
 def kinds_of(terms: Sequence[Term]) -> dict[tuple[str, str], int]:
     """Index of each (row, count) pair that some term uses."""
-    rows = {*PASS_ROWS, "tail", "device_bytes", "host_bytes"}
+    rows = {*PASS_ROWS, "tail", *RESERVED, "host_bytes"}
     return {k: i for i, k in enumerate(sorted({(t.row, t.per) for t in terms if t.row in rows}))}
 
 
@@ -124,7 +124,7 @@ class Counter:
         self.kinds, self.rows = kinds, rows
         by_pass = [[(i, STAGE_COLUMN[p]) for (r, p), i in kinds.items() if r == row] for row in PASS_ROWS]
         self.tail = [i for (r, _), i in kinds.items() if r == "tail"]
-        self.device = [(i, COLUMN[p]) for (r, p), i in kinds.items() if r == "device_bytes"]
+        self.device = [(i, COLUMN[p]) for (r, p), i in kinds.items() if r in RESERVED]
         self.host = [(i, COLUMN[p]) for (r, p), i in kinds.items() if r == "host_bytes"]
         self._stages = [
             (_firsts(pairs), rows.stages[:, :, _seconds(pairs)].astype(float)) for pairs in by_pass

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mbsolve.constraints.evaluation import Evaluation, Grids, StageMemory, TermValue
+from mbsolve.constraints.evaluation import Evaluation, Grids, MemoryBar, StageMemory, TermValue
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.reading import make_job
@@ -53,6 +53,14 @@ def evaluation(step: float, used: float) -> Evaluation:
         tflops_per_gpu=320.4 * 204.5 / step,
         mfu=0.324,
         error_bar=0.11,
+        memory_error=MemoryBar(
+            name="MTP",
+            error_bar=0.003,
+            short=0.002,
+            rows=40,
+            validated=True,
+            words="fits with 3% margin (memory error 0.3% over 40 rows of its class, MTP)",
+        ),
         terms=tuple(TermValue(name=n, seconds=s * step) for n, s in shares.items()),
         stages=(stage,),
         host_bytes_per_node=343.5 * GIB,

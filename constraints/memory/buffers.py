@@ -14,6 +14,7 @@ from mbsolve.constraints.memory.constants import constant, source_of
 from mbsolve.constraints.memory.declare import composed
 from mbsolve.constraints.memory.sizes import BF16, FP32, Value, flag
 from mbsolve.constraints.rule import Source, Term, term
+from mbsolve.hardware.card import Machine
 from mbsolve.models.card import LayerKind, Model
 from mbsolve.models.counts import layer_weight_shapes, mtp_weight_shape
 
@@ -94,10 +95,15 @@ DUMMIES = tuple(_dummies(part) for part in ("attention", "gdn", "mamba", "dense"
 # ---- buffers ------------------------------------------------------------------------------------------------
 
 
+def _generation(machine: Machine) -> str:
+    """How the libraries size their workspaces: by whether the compute capability is 9 or more."""
+    return "since_9" if machine.compute_capability >= (9, 0) else "before_9"
+
+
 @term("workspace.te_gemm", row="device_bytes", per="one", source=source_of("te_gemm_workspace"))
-def te_gemm() -> Value:
+def te_gemm(machine: Machine) -> Value:
     """Transformer Engine GEMM workspace."""
-    return float(constant("te_gemm_workspace"))
+    return float(constant("te_gemm_workspace")[_generation(machine)])
 
 
 @term(
@@ -106,15 +112,15 @@ def te_gemm() -> Value:
     per="has_moe",
     source=source_of("te_grouped_gemm_workspaces"),
 )
-def te_grouped() -> Value:
+def te_grouped(machine: Machine) -> Value:
     """Transformer Engine grouped-GEMM workspaces."""
-    return float(constant("te_grouped_gemm_workspaces"))
+    return float(constant("te_grouped_gemm_workspaces")[_generation(machine)])
 
 
 @term("workspace.torch_cublas", row="device_bytes", per="head", source=source_of("torch_cublas_workspaces"))
-def torch_cublas() -> Value:
+def torch_cublas(machine: Machine) -> Value:
     """Torch cuBLAS workspaces."""
-    return float(constant("torch_cublas_workspaces"))
+    return float(constant("torch_cublas_workspaces")[_generation(machine)])
 
 
 @term("buffer.head_gather", row="device_bytes", per="head", source=GATHER)

@@ -19,23 +19,28 @@ def cuda_context() -> Value:
 @term("context.communicators", row="context_bytes", per="one", source=source_of("communicator"))
 def communicators(tp: Value, cp: Value, dp: Value, pp: Value, ep: Value, edp: Value) -> Value:
     """Buffers of the communicators in use: the world, and each parallel dimension above 1."""
-    kinds: Value = 1.0
-    for size in (tp, cp, dp, pp, ep, edp):
-        kinds = kinds + (np.asarray(size) > 1)
-    return constant("communicator") * kinds
+    size = constant("communicator")
+    total: Value = size["collective"]
+    for degree in (tp, dp, edp):
+        total = total + size["collective"] * (np.asarray(degree) > 1)
+    for degree in (cp, pp, ep):
+        total = total + size["exchange"] * (np.asarray(degree) > 1)
+    return total
 
 
-def reserved_permille() -> int:
-    """Bytes that the allocator reserves at the peak, in thousandths of those allocated.
+def reserved_permille(job: Job) -> int:
+    """Bytes that the allocator reserves at the peak, in thousandths of those in use.
 
+    Tokens routed to experts make tensors of ever new sizes, which leave more gaps.
     Source: ``reserved_permille`` in ``constraints/data/memory.yaml``.
     """
-    return int(constant("reserved_permille"))
+    segments = "expandable" if job.settings.expandable_segments else "fixed"
+    return int(constant("reserved_permille")[segments]["routed" if job.model.is_moe else "uniform"])
 
 
-def reserved_factor() -> float:
+def reserved_factor(job: Job) -> float:
     """`reserved_permille` as a ratio."""
-    return reserved_permille() / 1000
+    return reserved_permille(job) / 1000
 
 
 def device_limit(job: Job) -> float:

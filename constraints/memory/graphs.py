@@ -1,30 +1,44 @@
-"""Buffers of captured graphs and of the expert-parallel communication libraries."""
+"""Buffers of captured graphs."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.capture import captured, graph_needs, scoped
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.sizes import BF16, Value, either
-from mbsolve.constraints.rule import Term, term
+from mbsolve.constraints.memory.declare import ask, composed, names_of
+from mbsolve.constraints.memory.sizes import FP32, Value, either
+from mbsolve.constraints.memory.transients import attention_backward, dense_backward
+from mbsolve.constraints.rule import Source, Term, term
+from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
 
-_STATIC = source_of("graph_static_tensors")
+_STATIC = source_of("graph_shared_tensors")
+_MASK = Source(
+    "NVIDIA/Megatron-LM",
+    "megatron/core/transformer/cuda_graphs.py: static inputs of a layer; H200 one-rank training step, 2026-11-30",
+)
 
 
-def _static(
+def _input(
     job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value, impl: Value
 ) -> Value:
-    """Static input and output of one captured piece, where pieces are captured."""
-    name = np.asarray(impl)
-    scoped = (name == "local") | (name == "transformer_engine")
+    """Static input of a piece, where pieces are captured for each micro-batch in flight."""
     kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
-    return constant("graph_static_tensors") * kept * scoped
+    return kept * (np.asarray(impl) == "transformer_engine")
 
 
-@term("graph_static.attention", row="device_bytes", per="live_attention", source=_STATIC)
+def _mask(job: Job, mbs: Value, cp: Value, impl: Value) -> Value:
+    """Boolean attention mask, a static input of a captured attention though nothing reads it."""
+    return mbs * job.seq_len * (job.seq_len / cp) * (np.asarray(impl) == "transformer_engine")
+
+
+@term("graph_static.attention", row="device_bytes", per="pool_attention", source=_MASK)
 def attention_static(
     job: Job,
     model: Model,
@@ -35,11 +49,12 @@ def attention_static(
     cuda_graph_impl: Value,
     graph_attn: Value,
 ) -> Value:
-    """Static input and output of a captured attention."""
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_attn)
+    """Static input and mask of a captured attention."""
+    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
+    return (held + _mask(job, mbs, cp, cuda_graph_impl)) * either(graph_attn)
 
 
-@term("graph_static.gdn", row="device_bytes", per="live_gdn", source=_STATIC)
+@term("graph_static.gdn", row="device_bytes", per="pool_gdn", source=_MASK)
 def gdn_static(
     job: Job,
     model: Model,
@@ -50,13 +65,14 @@ def gdn_static(
     cuda_graph_impl: Value,
     graph_attn: Value,
 ) -> Value:
-    """Static input and output of a captured gated delta net, which scope attn captures."""
+    """Static input and mask of a captured gated delta net, which scope attn captures."""
     if model.linear_attention_period is None:
         return 0.0
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_attn)
+    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
+    return (held + _mask(job, mbs, cp, cuda_graph_impl)) * either(graph_attn)
 
 
-@term("graph_static.mamba", row="device_bytes", per="live_mamba", source=_STATIC)
+@term("graph_static.mamba", row="device_bytes", per="pool_mamba", source=_MASK)
 def mamba_static(
     job: Job,
     model: Model,
@@ -67,13 +83,13 @@ def mamba_static(
     cuda_graph_impl: Value,
     graph_mamba: Value,
 ) -> Value:
-    """Static input and output of a captured Mamba-2 layer."""
+    """Static input of a captured Mamba-2 layer."""
     if model.mamba_num_heads is None:
         return 0.0
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mamba)
+    return _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mamba)
 
 
-@term("graph_static.dense", row="device_bytes", per="live_dense", source=_STATIC)
+@term("graph_static.dense", row="device_bytes", per="pool_dense", source=_MASK)
 def dense_static(
     job: Job,
     model: Model,
@@ -84,11 +100,11 @@ def dense_static(
     cuda_graph_impl: Value,
     graph_mlp: Value,
 ) -> Value:
-    """Static input and output of a captured dense FFN."""
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mlp)
+    """Input of a captured dense FFN."""
+    return _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mlp)
 
 
-@term("graph_static.moe", row="device_bytes", per="live_moe", source=_STATIC)
+@term("graph_static.moe", row="device_bytes", per="pool_moe", source=_MASK)
 def moe_static(
     job: Job,
     model: Model,
@@ -100,32 +116,115 @@ def moe_static(
     graph_moe: Value,
     graph_moe_router: Value,
 ) -> Value:
-    """Static input and output of a captured MoE layer or router."""
-    captured = either(graph_moe, graph_moe_router)
-    return _static(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * captured
+    """Input of a captured MoE layer or router."""
+    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
+    return held * either(graph_moe, graph_moe_router)
 
 
-@term("buffer.hybridep", row="device_bytes", per="has_moe", source=source_of("hybridep_buffers"))
-def hybridep(
+@term("graph_static.dispatch", row="device_bytes", per="moe", source=_MASK)
+def dispatch_static(
+    job: Job,
+    model: Model,
+    machine: Machine,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    etp: Value,
+    cuda_graph_impl: Value,
+    graph_moe_preprocess: Value,
+) -> Value:
+    """Outputs of a captured preprocessing that the dispatcher names until the layer's next forward.
+
+    Routing map, permutation map and sort maps; beside shared experts their output and the hidden state.
+    """
+    found = (
+        sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.num_experts or 0) * (FP32 + 1)
+        + sizes.permutation_map(job, model, mbs, cp, tp, sequence_parallel)
+        + sizes.routing_small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
+    )
+    if model.shared_expert_ffn_hidden_size:
+        found = found + 2 * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    return found * either(graph_moe_preprocess) * (np.asarray(cuda_graph_impl) == "transformer_engine")
+
+
+@term("graph_static.shared", row="device_bytes", per="one", source=_STATIC)
+def shared_static(
     job: Job,
     model: Model,
     mbs: Value,
     cp: Value,
     tp: Value,
     sequence_parallel: Value,
-    ep: Value,
+    cuda_graph_impl: Value,
+    graph_attn: Value,
+    graph_mamba: Value,
+    graph_mlp: Value,
+    graph_moe_router: Value,
+) -> Value:
+    """Hidden states that all graphs of a rank share: output and gradient at their border."""
+    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
+    used = either(graph_attn, graph_mamba, graph_mlp, graph_moe_router)
+    return constant("graph_shared_tensors") * held * used
+
+
+@term("graph_pool.moe.permuted", row="pool_bytes", per="pool_moe", source=_MASK)
+def permuted_pool(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    cuda_graph_impl: Value,
+    graph_moe_preprocess: Value,
     dispatcher: Value,
 ) -> Value:
-    """HybridEP buffers: room for the tokens of every rank of the group, for dispatch and for combine."""
-    shard = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel)
-    used = (np.asarray(dispatcher) == "hybridep") & (np.asarray(ep) > 1)
-    return constant("hybridep_buffers") * shard * ep * model.hidden_size * BF16 * used
+    """Permuted tokens, an output of a captured preprocessing, which stays; without a graph they are dropped.
+
+    The all-to-all dispatcher permutes before it exchanges; the others as they exchange or after it.
+    """
+    rows = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.moe_topk or 0)
+    used = either(graph_moe_preprocess) * scoped(cuda_graph_impl) * (np.asarray(dispatcher) == "alltoall")
+    return sizes.expert_hidden(rows, model) * used
 
 
-@term("buffer.deepep", row="device_bytes", per="has_moe", source=source_of("deepep_buffer"))
-def deepep(ep: Value, dispatcher: Value) -> Value:
-    """DeepEP communication buffer."""
-    return constant("deepep_buffer") * ((np.asarray(dispatcher) == "deepep") & (np.asarray(ep) > 1))
+def _pooled(name: str, per: str, transient: Term, scopes: tuple[str, ...]) -> Term:
+    """The transient of a captured half's backward: one in the pool, which every graph of the rank reuses."""
+
+    def body(values: Mapping[str, Any]) -> Value:
+        return ask(transient.fn, values) * captured(values, scopes)
+
+    fn = composed(
+        f"{(transient.fn.__doc__ or '').strip().splitlines()[0]} (in the graph's pool)",
+        (*names_of(transient.fn), *graph_needs(scopes)),
+        body,
+    )
+    return Term(fn=fn, source=transient.source, name=name, row="pool_bytes", per=per)
+
+
+@term("workspace.local_graphs", row="device_bytes", per="one", source=source_of("local_graph_workspace"))
+def local_workspace(cuda_graph_impl: Value) -> Value:
+    """Workspaces of matrix products inside graphs of the implementation "local"."""
+    return constant("local_graph_workspace") * (np.asarray(cuda_graph_impl) == "local")
+
+
+@term("graph_pool.local_buffers", row="pool_bytes", per="attention", source=source_of("local_graph_buffers"))
+def local_buffers(
+    job: Job,
+    model: Model,
+    mbs: Value,
+    cp: Value,
+    tp: Value,
+    sequence_parallel: Value,
+    microbatches: Value,
+    cuda_graph_impl: Value,
+    graph_attn: Value,
+) -> Value:
+    """Input and output that each micro-batch has of its own under the implementation "local"."""
+    kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+    each = constant("local_graph_buffers") * (np.maximum(microbatches, 2) + 1)
+    return each * kept * (np.asarray(cuda_graph_impl) == "local") * either(graph_attn)
 
 
 GRAPH_TERMS: tuple[Term, ...] = (
@@ -134,6 +233,11 @@ GRAPH_TERMS: tuple[Term, ...] = (
     mamba_static,
     dense_static,
     moe_static,
-    hybridep,
-    deepep,
+    dispatch_static,
+    shared_static,
+    permuted_pool,
+    _pooled("graph_pool.backward.attention", "has_attention", attention_backward, ("attn",)),
+    _pooled("graph_pool.backward.dense", "has_dense", dense_backward, ("mlp",)),
+    local_buffers,
+    local_workspace,
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.declare import Undo, nothing, saved
+from mbsolve.constraints.memory.declare import Away, Undo, nothing, saved
 from mbsolve.constraints.memory.sizes import FP32, Value, operand_factor
 from mbsolve.constraints.rule import Source
 from mbsolve.models.card import Model
@@ -21,6 +21,10 @@ BACKENDS = Source(
     _TE,
     "transformer_engine/pytorch/attention/dot_product_attention/backends.py; "
     "H200 one-rank training step, 2026-11-30",
+)
+PROJ = Source(
+    _LM,
+    "megatron/core/transformer/attention.py: set_save_original_input; H200 one-rank training step, 2026-11-30",
 )
 GATE = Source(_LM, "megatron/core/transformer/attention.py, derived from the module, not measured")
 NORM_LINEAR = Source(
@@ -59,9 +63,14 @@ def _value_left(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Val
     return sizes.value(job, model, mbs, cp, tp) * (cp > 1)
 
 
+# The norm of GQA is fused into the projection, which saves its input: upstream then ignores attn_norm.
 @saved(
-    "layer_input", "attention", offloaded_by=("attn_norm",), offload_only="mla", source=NORM_LINEAR
-)  # the norm of GQA is fused into the projection: upstream then ignores attn_norm
+    "layer_input",
+    "attention",
+    offloaded_by=(Away("attn_norm", only="mla"), Away("qkv_linear", only="gqa")),
+    pooled_by=(),
+    source=NORM_LINEAR,
+)
 def layer_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Layer input: input of the norm and the residual, one tensor."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)
@@ -83,12 +92,12 @@ norm_output = saved(
     "norm_output",
     "attention",
     recomputed_by=(Undo("layernorm", only="mla", kept=_norm_left, remade=_hidden),),
-    offloaded_by=("qkv_linear",),
+    offloaded_by=(Away("qkv_linear"),),
     source=NORM_LINEAR,
 )(_norm_output)
 
 
-@saved("latents", "attention", source=LATENT)
+@saved("latents", "attention", offloaded_by=(Away("qkv_linear"),), source=LATENT)
 def latents(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Query and key-value latents before their norms (MLA)."""
     width = (model.q_lora_rank or 0) + (model.kv_lora_rank or 0) if model.mla else 0
@@ -99,6 +108,7 @@ def latents(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
     "latents_normalised",
     "attention",
     recomputed_by=(Undo("mla_up_proj"),),
+    offloaded_by=(Away("qkv_linear"),),
     quantised=True,
     source=LATENT,
 )
@@ -110,12 +120,16 @@ def latents_normalised(
     return sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * width * sizes.BF16
 
 
-@saved("query_key_before_norm", "attention", source=ATTENTION)
-def query_key_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
-    """Query and key before their own norms."""
-    normed = model.qk_layernorm and not model.mla
-    both = sizes.query(job, model, mbs, cp, tp) + sizes.key(job, model, mbs, cp, tp)
-    return both * float(normed)
+@saved("query_before_norm", "attention", offloaded_by=(Away("qkv_linear"),), source=ATTENTION)
+def query_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Query before its own norm."""
+    return sizes.query(job, model, mbs, cp, tp) * float(model.qk_layernorm and not model.mla)
+
+
+@saved("key_before_norm", "attention", offloaded_by=(Away("qkv_linear"),), source=ATTENTION)
+def key_before_norm(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Key before its own norm."""
+    return sizes.key(job, model, mbs, cp, tp) * float(model.qk_layernorm and not model.mla)
 
 
 @saved("rope_angles", "attention", recomputed_by=(Undo("mla_up_proj", only="mla"),), source=ATTENTION)
@@ -129,7 +143,7 @@ def rope_angles(job: Job, model: Model, cp: Value) -> Value:
     "query",
     "attention",
     recomputed_by=(Undo("mla_up_proj", only="mla", kept=_query_left),),
-    offloaded_by=("core_attn",),
+    offloaded_by=(Away("core_attn"),),
     source=BACKENDS,
 )
 def query(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
@@ -141,7 +155,7 @@ def query(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     "key",
     "attention",
     recomputed_by=(Undo("mla_up_proj", only="mla", kept=_key_left),),
-    offloaded_by=("core_attn",),
+    offloaded_by=(Away("core_attn"),),
     source=BACKENDS,
 )
 def key(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
@@ -156,7 +170,7 @@ def key(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
         Undo("core_attn", only="gqa", kept=_mixed_qkv, remade=nothing),
         Undo("mla_up_proj", only="mla", kept=_value_left),
     ),
-    offloaded_by=("core_attn",),
+    offloaded_by=(Away("core_attn"),),
     source=BACKENDS,
 )
 def value(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
@@ -164,11 +178,22 @@ def value(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     return sizes.value(job, model, mbs, cp, tp)
 
 
-@saved("output", "attention", offloaded_by=("attn_proj",), source=ATTENTION)
+@saved(
+    "output",
+    "attention",
+    offloaded_by=(Away("core_attn", frees=False), Away("attn_proj")),
+    source=ATTENTION,
+)
 def output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     """Attention output, shared by attention and projection; two copies under an all-to-all over CP."""
     twice = (cp > 1) * ("a2a" in job.settings.cp_comm_type)
     return sizes.attention_output(job, model, mbs, cp, tp) * (1.0 + twice)
+
+
+@saved("output_quantised", "attention", quantised=True, source=PROJ)
+def output_quantised(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
+    """Copy of the output that the projection keeps under delayed scaling; other recipes save the output itself."""
+    return sizes.attention_output(job, model, mbs, cp, tp) * float(job.precision == "fp8_delayed")
 
 
 @saved("output_gate", "attention", source=GATE)
@@ -181,7 +206,8 @@ def output_gate(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Val
     "softmax_statistics",
     "attention",
     recomputed_by=(Undo("core_attn"),),
-    offloaded_by=("core_attn",),
+    offloaded_by=(Away("core_attn"),),
+    element=FP32,
     source=BACKENDS,
 )
 def softmax_statistics(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
@@ -204,12 +230,14 @@ ATTENTION_TENSORS = (
     norm_output,
     latents,
     latents_normalised,
-    query_key_before_norm,
+    query_before_norm,
+    key_before_norm,
     rope_angles,
     query,
     key,
     value,
     output,
+    output_quantised,
     output_gate,
     softmax_statistics,
     norm_statistics,

@@ -22,7 +22,9 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
     return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@saved("hidden", "dense", source=MLP)  # the norm is fused into fc1: upstream then ignores mlp_norm
+@saved(
+    "hidden", "dense", pooled_by=(), source=MLP
+)  # the norm is fused into fc1: upstream then ignores mlp_norm
 def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Hidden state after attention: input of the norm and the residual."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)

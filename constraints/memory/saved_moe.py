@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.declare import Undo, nothing, saved
+from mbsolve.constraints.memory.declare import Away, Undo, nothing, saved
 from mbsolve.constraints.memory.sizes import Value
 from mbsolve.constraints.rule import Source
 from mbsolve.hardware.card import Machine
@@ -25,7 +25,14 @@ def _hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
     return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@saved("hidden", "moe", offloaded_by=("mlp_norm",), source=MOE)
+@saved(
+    "hidden",
+    "moe",
+    offloaded_by=(Away("mlp_norm"),),
+    captured_by=("moe_router", "moe"),
+    pooled_by=(),
+    source=MOE,
+)
 def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
     """Hidden state before the MLP norm, and the residual."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)
@@ -34,11 +41,12 @@ def hidden(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_pa
 @saved(
     "norm_output",
     "moe",
-    recomputed_by=(Undo("layernorm"), Undo("moe", kept=_hidden, remade=nothing)),
+    recomputed_by=(Undo("moe", kept=_hidden, remade=nothing), Undo("layernorm")),
+    captured_by=("moe_router", "moe"),
     source=MOE,
 )
 def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
-    """Normalised input of router and experts; under `moe` it stays, as the checkpoint's input."""
+    """Normalised input of router and experts; under `moe` it stays, as the checkpoint's input, unless `layernorm`."""
     return _hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
@@ -46,16 +54,23 @@ def norm_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequen
     "shared_input",
     "moe",
     recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
     quantised=True,
     source=SHARED,
 )
 def shared_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
-    """FP8 copy of the shared experts' input."""
-    own = job.quantised and bool(model.shared_expert_ffn_hidden_size)
+    """Copy of the shared experts' input under delayed scaling; other recipes save the norm's output itself."""
+    own = job.precision == "fp8_delayed" and bool(model.shared_expert_ffn_hidden_size)
     return _hidden(job, model, mbs, cp, tp, sequence_parallel) * float(own)
 
 
-@saved("shared_fc1_output", "moe", recomputed_by=(Undo("shared_experts"), Undo("moe")), source=SHARED)
+@saved(
+    "shared_fc1_output",
+    "moe",
+    recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
+    source=SHARED,
+)
 def shared_fc1_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     """Output of the shared experts' fc1."""
     return sizes.gates(model) * sizes.shared_width(job, model, mbs, cp, tp)
@@ -65,6 +80,7 @@ def shared_fc1_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) 
     "shared_activation",
     "moe",
     recomputed_by=(Undo("shared_experts"), Undo("moe")),
+    captured_by=("moe_router", "moe"),
     quantised=True,
     source=SHARED,
 )
@@ -77,8 +93,9 @@ def shared_activation(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) 
     "expert_input",
     "moe",
     recomputed_by=(Undo("moe"),),
-    offloaded_by=("expert_fc1",),
+    offloaded_by=(Away("expert_fc1", original=True),),
     quantised=True,
+    varies=True,
     source=EXPERTS,
 )
 def expert_input(
@@ -96,7 +113,14 @@ def expert_input(
     return sizes.expert_hidden(rows, model)
 
 
-@saved("expert_fc1_output", "moe", recomputed_by=(Undo("moe"),), offloaded_by=("moe_act",), source=EXPERTS)
+@saved(
+    "expert_fc1_output",
+    "moe",
+    recomputed_by=(Undo("moe"),),
+    offloaded_by=(Away("moe_act"),),
+    varies=True,
+    source=EXPERTS,
+)
 def expert_fc1_output(
     job: Job,
     model: Model,
@@ -136,7 +160,13 @@ expert_activation = saved(
 )(_expert_activation)
 
 
-@saved("permutation_map", "moe", recomputed_by=(Undo("moe"),), source=PERMUTE)
+@saved(
+    "permutation_map",
+    "moe",
+    recomputed_by=(Undo("moe"),),
+    captured_by=("moe_preprocess", "moe"),
+    source=PERMUTE,
+)
 def permutation_map(
     job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
 ) -> Value:
@@ -144,7 +174,7 @@ def permutation_map(
     return sizes.permutation_map(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@saved("routing", "moe", recomputed_by=(Undo("moe"),), source=ROUTER)
+@saved("routing", "moe", recomputed_by=(Undo("moe"),), captured_by=("moe_router", "moe"), source=ROUTER)
 def routing(
     job: Job,
     model: Model,

@@ -36,7 +36,8 @@ class Block:
     Parameters
     ----------
     name : last part of the term names.
-    per : stage count that multiplies it; ``step_<per>`` is the same at the optimizer step only.
+    per : stage count that multiplies it; ``step_<per>`` is the same at the optimizer step only, ``after_<per>`` from
+        there to the next forward.
     parameters : function of the model and of parallel sizes.
     sharded_by : parallel sizes over which the distributed optimizer divides it.
     quantisable : whether it has linear weights of which a quantised job keeps copies.

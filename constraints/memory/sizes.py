@@ -19,6 +19,8 @@ Value: TypeAlias = Any
 """A Python scalar or a numpy array."""
 
 BF16, FP32, INT32 = 2, 4, 4
+STATE_BYTES = {"fp32": FP32, "bf16": BF16, "fp16": 2, "fp8": 2}
+"""Bytes of one element of optimizer state in each of its formats; the FP8 tensors have a transposed copy."""
 
 
 def flag(decision: Value) -> Value:
@@ -37,6 +39,17 @@ def either(*decisions: Value) -> Value:
 def operand_factor(job: Job) -> float:
     """Size of a saved operand of a matrix product, relative to bf16."""
     return float(constant("saved_operand_factor")[job.precision])
+
+
+def pinned(size: Value, varies: bool = False) -> Value:
+    """Bytes that one pinned host tensor takes: the next power of two.
+
+    A tensor whose rows vary with the routing exceeds a size that is itself a power of two in some steps, and the
+    pool keeps the larger block: it counts as the power of two above its mean size.
+    """
+    part, exponent = np.frexp(np.asarray(size, float))
+    exact = (part == 0.5) & (not varies)
+    return np.where(part > 0, np.ldexp(1.0, exponent - exact.astype(int)), 0.0)
 
 
 def tokens(job: Job, mbs: Value, cp: Value) -> Value:

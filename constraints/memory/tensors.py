@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mbsolve.constraints.job import Job
@@ -13,9 +13,8 @@ from mbsolve.constraints.memory.saved_attention import ATTENTION_TENSORS
 from mbsolve.constraints.memory.saved_dense import DENSE_TENSORS
 from mbsolve.constraints.memory.saved_moe import MOE_TENSORS
 from mbsolve.constraints.memory.saved_recurrent import GDN_TENSORS, MAMBA_TENSORS
-from mbsolve.constraints.memory.sizes import Value, either, flag
+from mbsolve.constraints.memory.sizes import Value, either
 from mbsolve.constraints.rule import Source, Term, term
-from mbsolve.constraints.vocabulary import OFFLOAD_MODULES
 from mbsolve.models.card import Model
 
 CHECKPOINT = Source(
@@ -80,48 +79,48 @@ whole_dense_bytes = _sum("dense", "Bytes that a dense FFN half saves, nothing re
 whole_moe_bytes = _sum("moe", "Bytes that an MoE half saves, nothing recomputed.")
 
 
-def offloaded_by(half: Half, module: str) -> Bytes:
-    """A function: bytes that one half sends to the host under one fine-grained module.
-
-    It names ``offload_<module>`` and the recompute modules that act on the same tensors (recompute wins).
-    """
-    tensors = [t for t in TENSORS[half] if module in t.offloaded_by]
-    needs = [n for t in tensors for n in t.fate_needs] or ["job", "model"]
-
-    def body(values: Mapping[str, Any]) -> Value:
-        return sum((t.fate(values)[2] for t in tensors), 0.0)
-
-    return composed(f"Bytes that offloading {module} sends to the host.", needs, body)
-
-
-OFFLOADS: tuple[tuple[Half, str, Bytes], ...] = tuple(
-    (half, module, offloaded_by(half, module))
-    for half in ("attention", "dense", "moe")
-    for module in OFFLOAD_MODULES
-    if any(module in t.offloaded_by for t in TENSORS[half])
-)
-"""(half, fine-grained module, bytes it sends to the host each micro-batch and layer half)."""
-
-
-def _offloaded(half: Half, text: str) -> Bytes:
+def _sent(half: Half, text: str, each: Callable[[SavedTensor, Mapping[str, Any]], Value]) -> Bytes:
     tensors = [t for t in TENSORS[half] if t.offloaded_by]
     sized = [n for t in tensors for n in t.size_needs] or ["job", "model"]
-    modules = dict.fromkeys(f"offload_{m}" for t in tensors for m in t.offloaded_by)
+    modules = dict.fromkeys(f for t in tensors for f in t.away_features)
 
     def body(values: Mapping[str, Any]) -> Value:
-        total: Value = 0.0
-        for t in tensors:
-            if t.offload_only in (None, values["model"].attention):
-                total = total + t.size(values) * either(*(values[f"offload_{m}"] for m in t.offloaded_by))
-        return total
+        return sum((each(t, values) for t in tensors), 0.0)
 
     return composed(text, (*sized, *modules), body)
 
 
+def _moved(tensor: SavedTensor, values: Mapping[str, Any]) -> Value:
+    size, copies, _ = tensor.sent(values)
+    return size * copies
+
+
+def _freed(tensor: SavedTensor, values: Mapping[str, Any]) -> Value:
+    size, _, freed = tensor.sent(values)
+    return size * freed
+
+
 # They leave recompute out, so that few features are named: rules refuse to recompute what is offloaded.
-offloaded_bytes_attention = _offloaded("attention", "Bytes that an attention half sends to the host.")
-offloaded_bytes_dense = _offloaded("dense", "Bytes that a dense FFN half sends to the host.")
-offloaded_bytes_moe = _offloaded("moe", "Bytes that an MoE half sends to the host.")
+offloaded_bytes_attention = _sent("attention", "Bytes that an attention half sends to the host.", _moved)
+offloaded_bytes_dense = _sent("dense", "Bytes that a dense FFN half sends to the host.", _moved)
+offloaded_bytes_moe = _sent("moe", "Bytes that an MoE half sends to the host.", _moved)
+
+unsent_attention_bytes = _sent("attention", "Bytes of an attention half that leave the device late.", _freed)
+unsent_moe_bytes = _sent("moe", "Bytes of an MoE half that leave the device late.", _freed)
+
+
+def pinned_whole(half: Half) -> Bytes:
+    """A function: pinned bytes of everything that a half saves, each tensor of its own."""
+    tensors = TENSORS[half]
+
+    def body(values: Mapping[str, Any]) -> Value:
+        return sum((sizes.pinned(t.size(values), t.varies) for t in tensors), 0.0)
+
+    return composed(
+        f"Pinned bytes of what an offloaded {half} half saves.",
+        [n for t in tensors for n in t.size_needs],
+        body,
+    )
 
 
 @term("saved.stale.moe", row="device_bytes", per="stale_moe", source=CHECKPOINT)
@@ -133,10 +132,11 @@ def stale_moe(
     tp: Value,
     sequence_parallel: Value,
     recompute_moe: Value,
+    ep_overlap: Value,
 ) -> Value:
-    """Detached input of a recomputed MoE and its gradient, held until its next forward."""
+    """Detached input of a recomputed or overlapped MoE layer and its gradient, held until its next forward."""
     kept = constant("stale_moe_tensors") * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
-    return kept * flag(recompute_moe)
+    return kept * either(recompute_moe, ep_overlap)
 
 
 @term("saved.stale.unit", row="device_bytes", per="stale_unit", source=CHECKPOINT)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.capture import captured, graph_needs
 from mbsolve.constraints.memory.constants import constant, source_of
+from mbsolve.constraints.memory.declare import ask, composed, names_of
 from mbsolve.constraints.memory.sizes import BF16, Value, flag, operand_factor
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
@@ -60,22 +66,43 @@ def dense_backward(
     return np.maximum(activation, kept + gathered + wide)
 
 
+def _arriving(model: Model, ranks: Value) -> Value:
+    """Rows that a dispatcher which sends a token once to each rank delivers, over the expert rows (balanced routing)."""
+    routed = model.moe_topk or 1
+    return ranks * (1.0 - (1.0 - 1.0 / ranks) ** routed) / routed
+
+
 def _copies(
     model: Model, expert_hidden: Value, kept: Value, ep: Value, etp: Value, dispatcher: Value
 ) -> Value:
-    """Hidden-wide tensors that the frames around the experts name at the end of their forward.
+    """Hidden-wide tensors, beside those saved, that the frames around the experts name at the end of their forward.
 
-    The all-gather dispatcher holds the gathered tokens and the combined output of the whole group, and the
-    permuted tokens and expert output of this rank (from the code, not measured).
+    All-to-all: permuted, received, expert output and unsorted tokens; under expert tensor parallelism the output
+    is reduced in fp32, which takes two more. The all-gather dispatcher holds the
+    output of this rank's experts and its share in the output of the whole group.
+    DeepEP holds the tokens as they arrive and as they leave, and the expert output; HybridEP, which permutes on its
+    way, the expert output alone. Of these three only the first is measured, the others follow from the code.
     """
     number, name = constant("forward_expert_copies"), np.asarray(dispatcher)
-    flex = (name == "deepep") | (name == "hybridep")
+    ranks = np.asarray(ep, float) * etp
     exchanged = np.asarray(ep) > 1
     single = (model.num_experts or 0) // np.asarray(ep) == 1
-    usual = np.where(exchanged, np.where(flex, number["flex"], number["exchanged"]), number["local"])
-    group = 2 * (expert_hidden + kept * ep * etp)
-    gathers = (name == "allgather") & (np.asarray(ep) * etp > 1)
-    return np.where(gathers, group, (usual - single) * expert_hidden)
+    usual = np.where(exchanged, number["exchanged"], number["local"]) - single
+    usual = np.where(np.asarray(etp) > 1, number["gathered"], usual)
+    usual = np.where((name == "deepep") & exchanged, 1.0 + 2.0 * _arriving(model, ranks), usual)
+    usual = np.where((name == "hybridep") & exchanged, 1.0, usual)
+    group = expert_hidden + kept * ep * etp
+    gathers = (name == "allgather") & (ranks > 1)
+    return np.where(gathers, group, usual * expert_hidden)
+
+
+def _quantised_copies(job: Job, expert_hidden: Value, dispatcher: Value) -> Value:
+    """What a quantised forward holds beside `_copies`: the experts' input in bf16, which it does not save.
+
+    Where neither router nor dispatcher pads the rows of each expert for the quantised product, the padded input too.
+    """
+    pads = (not job.settings.router_padding) & (np.asarray(dispatcher) != "hybridep")
+    return expert_hidden * float(job.quantised) * (1.0 + pads)
 
 
 def _nograd(model: Model, copies: Value, rows: Value, etp: Value, kept: Value, small: Value) -> Value:
@@ -105,7 +132,8 @@ def moe_forward(
     copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
     small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     checkpointed = _nograd(model, copies, rows, etp, kept, small) - kept
-    return np.where(flag(recompute_moe) > 0, checkpointed, copies + _outputs(model) * kept)
+    saving = copies + _quantised_copies(job, sizes.expert_hidden(rows, model), dispatcher)
+    return np.where(flag(recompute_moe) > 0, checkpointed, saving + _outputs(model) * kept)
 
 
 @term("transient.moe_forward_nograd", row="device_bytes", per="at_nograd_moe", source=EXPERTS)
@@ -154,7 +182,7 @@ def moe_backward(
         np.maximum(2 * tall, tall + wide), np.maximum(activation, group + np.maximum(group, tall))
     )
     plain = 2 * kept + exchange
-    again = np.maximum(plain, copies + _outputs(model) * kept)
+    again = np.maximum(plain, copies + _quantised_copies(job, tall, dispatcher) + _outputs(model) * kept)
     return np.where(flag(recompute_moe) > 0, again, plain)
 
 
@@ -219,49 +247,36 @@ def embedding_gradient(
     return model.vocab_size * model.hidden_size / tp * BF16 + kept
 
 
-@term("transient.p2p", row="device_bytes", per="p2p", source=source_of("p2p_tensors_interleaved"))
-def p2p(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    pp: Value,
-    vpp: Value,
-) -> Value:
-    """Hidden states alive between the sends and receives of the pipeline."""
-    number = np.where(np.asarray(vpp) > 1, constant("p2p_tensors_interleaved"), constant("p2p_tensors"))
-    return number * (np.asarray(pp) > 1) * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+@term("transient.p2p", row="device_bytes", per="p2p", source=source_of("p2p_tensors"))
+def p2p(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """A hidden state alive between the sends and receives of the pipeline."""
+    return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
 
 
-@term(
-    "residue.interleaved", row="device_bytes", per="at_rest", source=source_of("interleaved_residue_tensors")
-)
-def residue(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    pp: Value,
-    vpp: Value,
-) -> Value:
-    """Hidden states still referenced after an interleaved schedule returns."""
-    there = (np.asarray(vpp) > 1) & (np.asarray(pp) > 1)
-    number = constant("interleaved_residue_tensors")
-    return number * there * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+@term("residue.received", row="device_bytes", per="received", source=source_of("received_tensors"))
+def residue(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """Last input that a chunk received, and its gradient, where no micro-batch of the chunk is in flight."""
+    return constant("received_tensors") * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+
+
+def _eager(found: Term, scopes: tuple[str, ...]) -> Term:
+    """A transient that goes into a graph's pool where its half is captured."""
+
+    def body(values: Mapping[str, Any]) -> Value:
+        return ask(found.fn, values) * (1 - captured(values, scopes))
+
+    fn = composed(found.fn.__doc__ or "", (*names_of(found.fn), *graph_needs(scopes)), body)
+    return replace(found, fn=fn)
 
 
 TRANSIENT_TERMS: tuple[Term, ...] = (
-    dense_forward,
+    _eager(dense_forward, ("mlp",)),
     dense_nograd,
-    dense_backward,
+    _eager(dense_backward, ("mlp",)),
     moe_forward,
     moe_nograd,
     moe_backward,
-    attention_backward,
+    _eager(attention_backward, ("attn",)),
     loss,
     loss_backward,
     embedding_gradient,

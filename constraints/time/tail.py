@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.sizes import STATE_BYTES
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.constraints.time.comm import parameters_of_rank
 from mbsolve.constraints.time.rates import CHOSEN, FIT
@@ -23,8 +24,6 @@ GRADIENT_BYTES: Final = 8.0
 
 LINK_BYTES: Final = 6.0
 """Bytes for each offloaded parameter over the host link: the FP32 gradient down, the BF16 weight up."""
-
-STATE_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def optimizer_share(

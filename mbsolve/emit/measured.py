@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from mbsolve.constraints.placement import PlacementError
+from mbsolve.constraints.rules.layout import virtual_stage_texts
 from mbsolve.constraints.vocabulary import (
     DISPATCHERS,
     GRAPH_IMPLS,
@@ -18,15 +20,22 @@ from mbsolve.constraints.vocabulary import (
     OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
 )
+from mbsolve.emit.figures import Figures, figures_of
+from mbsolve.emit.habits import Habits
 from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.recorded import counted_ends, recorded_settings
+from mbsolve.emit.recorded import (
+    counted_ends,
+    finetuned_leanly,
+    open_fields,
+    recipe_graphs,
+    recorded_settings,
+)
 from mbsolve.emit.rowschema import OddRowError, published_fields
-from mbsolve.emit.small_models import Unmodelled, small_model
+from mbsolve.emit.small_models import Flagged, Unmodelled, flagged_model
 from mbsolve.emit.spellings import PRECISIONS
+from mbsolve.hardware.card import CardError, load_machine
 
-__all__ = ["Figures", "Measured", "completed_by_siblings", "measured_row"]
-
-GB, GIB = 1e9, 2**30
+__all__ = ["Measured", "measured_row"]
 
 # Stacks on Megatron-Core, by how a row's framework begins; and one that is not, though it begins so.
 STACKS: Final = ("megatron", "nemo", "primus")
@@ -35,33 +44,11 @@ PLAIN_SCHEDULES: Final = ("1f1b", "1f1b-interleaved")
 # "FP8" without a recipe: what the stack of that time took.
 UNSTATED_FP8: Final[Mapping[str, str]] = {"NeMo": "fp8_delayed"}
 REQUIRED: Final = ("hardware", "gpus", "precision", "tp", "pp", "cp")
+OUTCOMES: Final = ("ok", "oom")
+# Tiers of models so small that a step takes as long as its kernels take to launch.
+LAUNCH_BOUND: Final = ("C-ci-small",)
 # Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
 PER_STEP: Final[Mapping[str, int]] = {"seq_len": 4096, "mbs": 1}
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What was measured; None where it was not.
-
-    Parameters
-    ----------
-    step_seconds : one optimizer step, or all forward and backward passes of one rank (``passes_only``).
-    between_bytes, peak_bytes : allocated between steps, and at the peak of a step.
-    peaks_by_rank : peak of every global rank, where each is known.
-    stage : pipeline rank of the memory figures: an index, -1 for the last, None for the fullest.
-    passes_only : whether ``step_seconds`` leaves out the optimizer and all communication.
-    """
-
-    step_seconds: float | None = None
-    between_bytes: float | None = None
-    peak_bytes: float | None = None
-    peaks_by_rank: tuple[float, ...] = ()
-    stage: int | None = None
-    passes_only: bool = False
-
-    def any(self) -> bool:
-        """Whether there is anything to compare with."""
-        return any(v is not None for v in (self.step_seconds, self.between_bytes, self.peak_bytes))
 
 
 @dataclass
@@ -73,7 +60,11 @@ class Measured:
     id, tier, hardware, precision, moe, knobs_recorded : as the row has them.
     entry : the configuration; None when ``reason`` says why there is none.
     figures : what was measured.
-    no_time : why the time is not compared though it was measured.
+    no_time, no_peak : why the time, or the peak, is not compared though it was measured.
+    habits : what the memory of the run has that a planned run has not.
+    outcome : ``ok``, or ``oom`` where the run ended for lack of memory.
+    open_fields : formats of state, and recompute, that nothing states, of `constraints.lighter.OPEN_FIELDS`.
+    least_batch : whether the length or the micro-batch is not recorded, and the least that is usual stands in for it.
     """
 
     id: str
@@ -86,24 +77,11 @@ class Measured:
     entry: Entry | None = None
     reason: str | None = None
     no_time: str | None = None
-
-
-def completed_by_siblings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that leave VPP open take that of the rows with the same model, machine, TP, PP and CP, where these agree."""
-
-    def cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(str(row.get(name)) for name in ("model", "hardware", "tp", "pp", "cp"))
-
-    seen: dict[tuple[Any, ...], set[Any]] = {}
-    for row in rows:
-        if isinstance(row.get("vpp"), int):
-            seen.setdefault(cell(row), set()).add(row["vpp"])
-    out: list[Mapping[str, Any]] = []
-    for row in rows:
-        known = seen.get(cell(row), set())
-        take = row.get("vpp") is None and row.get("pp") not in (None, 1) and len(known) == 1
-        out.append({**row, "vpp": next(iter(known))} if take else row)
-    return out
+    no_peak: str | None = None
+    habits: Habits = field(default_factory=Habits)
+    outcome: str = "ok"
+    open_fields: tuple[str, ...] = ()
+    least_batch: bool = False
 
 
 def measured_row(row: Mapping[str, Any]) -> Measured:
@@ -122,9 +100,14 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         moe=row.get("moe"),
         knobs_recorded=row.get("knobs_recorded"),
     )
-    out.figures = _figures(row)
+    out.figures = figures_of(row)
+    row = _with_defaults(row)
     out.reason = _out_of_scope(row)
-    if out.reason is None and not out.figures.any():
+    out.outcome = str(row.get("outcome") or "ok")
+    if out.outcome == "oom":
+        # What was allocated when the run ended is no peak of a step.
+        out.figures = Figures()
+    if out.reason is None and out.outcome == "ok" and not out.figures.any():
         out.reason = "nothing was measured that is predicted"
     if out.reason is None:
         try:
@@ -132,6 +115,21 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         except Unmodelled as why:
             out.reason = str(why)
     return out
+
+
+def _with_defaults(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with what its source has as default where it does not say.
+
+    One node for continuous integration; no context parallelism for a run that ended for lack of memory.
+    """
+    if row.get("outcome") == "oom" and row.get("cp") is None:
+        row = {**row, "cp": 1}
+    if row.get("gpus") is not None or row.get("tier") not in LAUNCH_BOUND or row.get("hardware") is None:
+        return row
+    try:
+        return {**row, "gpus": load_machine(str(row["hardware"])).gpus_per_node}
+    except CardError:
+        return row  # for the reader of the machine to say
 
 
 def _extra(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -145,7 +143,7 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
         return "an estimate, not a measurement"
     if framework and (framework.startswith(FOREIGN) or not framework.startswith(STACKS)):
         return f"another stack: {framework.split(' ')[0]}"
-    if row.get("outcome") not in (None, "ok"):
+    if row.get("outcome") not in (None, *OUTCOMES):
         return f"the run ended with {str(row.get('outcome')).split(' ')[0].split(':')[0]}"
     if row.get("task") == "lora":
         return "LoRA is not modelled"
@@ -153,45 +151,9 @@ def _out_of_scope(row: Mapping[str, Any]) -> str | None:
         return "FSDP is not modelled"
     if extra.get("pp_algorithm") not in (None, *PLAIN_SCHEDULES):
         return f"the pipeline schedule {extra['pp_algorithm']} is not modelled"
-    if (extra.get("arch") or {}).get("num_distributed_optimizer_instances", 1) > 1:
-        return "several instances of the distributed optimizer are not modelled"
     missing = [name for name in REQUIRED if row.get(name) is None]
     if missing:
         return f"not recorded: {missing[0]}"
-    return None
-
-
-def _figures(row: Mapping[str, Any]) -> Figures:
-    note = f"{row.get('mem_note') or ''} {row.get('mem_unit_src') or ''}"
-    allocated, static = row.get("mem_allocated_gb"), row.get("mem_static_gb")
-    peak = None if allocated is None else allocated * GB
-    between = None if static is None else static * GB
-    if re.search(r"current-vs-peak not stated|not say peak or current|between steps", note):
-        # Such figures turned out to be the state between steps.
-        peak, between = None, peak
-    elif "kind not stated" in note:
-        peak = None
-    by_rank = tuple(v * GIB for v in row.get("mem_per_rank_allocated_gib") or ())
-    peak = max(by_rank) if peak is None and by_rank else peak
-    stage = -1 if "last global rank" in note else 0 if re.search(r"\brank[- ]0\b", note) else None
-    return Figures(_seconds(row), between, peak, by_rank, stage)
-
-
-def _seconds(row: Mapping[str, Any]) -> float | None:
-    """Step time: as stated, else from TFLOP/s and FLOPs a token, which round less than tokens a second."""
-    extra = _extra(row)
-    if row.get("step_time_ms"):
-        return float(row["step_time_ms"]) / 1e3
-    sizes = [row.get(name) for name in ("gbs", "seq_len", "gpus")]
-    if all(sizes):
-        gbs, seq, gpus = (float(s) for s in sizes if s)
-        if row.get("tflops_per_gpu") and extra.get("gflops_per_token"):
-            flops = float(extra["gflops_per_token"]) * 1e9 * gbs * seq
-            return float(flops / (row["tflops_per_gpu"] * 1e12 * gpus))
-        if row.get("tokens_per_s_per_gpu"):
-            return float(gbs * seq / (float(row["tokens_per_s_per_gpu"]) * gpus))
-    if extra.get("derived_step_time_ms"):
-        return float(extra["derived_step_time_ms"]) / 1e3
     return None
 
 
@@ -206,7 +168,14 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
     extra = _extra(row)
     entry = Entry(out.id, hardware=out.hardware, precision=_precision(row))
     entry.target = "megatron-lm" if str(row.get("framework")).startswith("megatron-lm") else "bridge"
-    entry.model, entry.settings = _model(row)
+    flagged = _flagged(row)
+    if flagged is None:
+        entry.model = _model(row)
+    else:
+        entry.model = flagged.model
+        out.habits, out.no_peak = flagged.habits, flagged.no_peak
+        if out.tier in LAUNCH_BOUND:
+            out.no_time = "the step of a small model takes the time of its launches"
     for name in ("gpus", "gpus_per_node", "seq_len", "gbs"):
         if row.get(name) is not None:
             entry.sizes[name] = int(row[name])
@@ -214,13 +183,21 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         out.no_time = "not recorded: gbs"
     open_sizes = [name for name in PER_STEP if row.get(name) is None]
     if open_sizes:
-        if out.figures.between_bytes is None:
+        if out.figures.between_bytes is None and out.outcome == "ok":
             raise Unmodelled(f"not recorded: {open_sizes[0]}")
         out.no_time = f"not recorded: {open_sizes[0]}"
-        out.figures = Figures(out.figures.step_seconds, out.figures.between_bytes, stage=out.figures.stage)
+        out.least_batch = True
+        out.figures = replace(out.figures, peak_bytes=None, peaks_by_rank=())
         entry.sizes["seq_len"] = row.get("seq_len") or PER_STEP["seq_len"]
     entry.plan = _plan(row)
-    entry.settings |= recorded_settings(row)
+    entry.plan |= recipe_graphs(row)
+    if finetuned_leanly(row):
+        out.habits = Habits(transposed_weights=False)
+    out.open_fields = () if flagged else open_fields(row)
+    entry.settings = recorded_settings(row) | (flagged.settings if flagged else {})
+    if flagged is not None and "num_experts" not in flagged.model:
+        # Their grid is not built where there are no experts.
+        entry.plan |= {"ep": 1, "etp": 1}
     if extra.get("opt_use_precision_aware_optimizer") is not None:
         entry.plan["precision_aware_optimizer"] = bool(extra["opt_use_precision_aware_optimizer"])
     elif entry.settings.get("moment_dtype", "fp32") != "fp32":
@@ -239,12 +216,20 @@ def _precision(row: Mapping[str, Any]) -> str:
     raise Unmodelled(f"precision not stated: {word.split(' ')[0]}")
 
 
-def _model(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model of a row, a name with changes or all dimensions, and settings that come with it."""
+def _flagged(row: Mapping[str, Any]) -> Flagged | None:
+    """The model, settings and habits of a row that keeps the launcher flags of its run; None for another row."""
+    arch = _extra(row).get("arch")
+    if not arch or not str(row.get("framework")).startswith("megatron-lm"):
+        return None
+    try:
+        return flagged_model(row, arch)
+    except (TypeError, ValueError) as odd:
+        raise Unmodelled(f"the row has an odd extra.arch: {odd}") from odd
+
+
+def _model(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a row: a name, with what differs from its card."""
     extra, note = _extra(row), str(row.get("model_params_note") or "")
-    arch = extra.get("arch")
-    if arch and "functional" in str(row["model"]):
-        return small_model(row, arch)
     changes: dict[str, Any] = {}
     layers = re.search(r"reduced to (\d+) layers", note)
     if layers:
@@ -253,7 +238,7 @@ def _model(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         changes["mtp_num_layers"] = 0
     elif extra.get("mtp_num_layers") is not None:
         changes["mtp_num_layers"] = int(extra["mtp_num_layers"])
-    return {"name": str(row["model"]), **changes}, {}
+    return {"name": str(row["model"]), **changes}
 
 
 def _listed(row: Mapping[str, Any], name: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -271,6 +256,16 @@ def _word(row: Mapping[str, Any], name: str, known: Sequence[str]) -> str | None
     return word
 
 
+def _vpp_of_layout(row: Mapping[str, Any]) -> int:
+    """Virtual stages of a rank in a row's layout; 1 without one."""
+    if not row.get("pp_layout"):
+        return 1
+    try:
+        return max(1, len(virtual_stage_texts(row["pp_layout"])) // int(row["pp"]))
+    except PlacementError:
+        return 1  # for the placement to say
+
+
 def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
     scope = row.get("cuda_graph_scope") or ()
     impl = _word(row, "cuda_graph_impl", GRAPH_IMPLS) or "none"
@@ -283,7 +278,7 @@ def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
         "tp": row["tp"],
         "cp": row["cp"],
         "pp": row["pp"],
-        "vpp": row.get("vpp") or 1,
+        "vpp": row.get("vpp") or _vpp_of_layout(row),
         "ep": row.get("ep") or 1,
         "etp": row.get("etp"),
         "mbs": row.get("mbs") or PER_STEP["mbs"],

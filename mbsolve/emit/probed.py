@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mbsolve.emit.figures import Figures
 from mbsolve.emit.jobfile import Entry
-from mbsolve.emit.measured import Figures, Measured
+from mbsolve.emit.measured import Measured
 from mbsolve.emit.rowschema import OddRowError, probe_fields
 from mbsolve.emit.small_models import Unmodelled
 
@@ -23,11 +24,14 @@ FP8: Final[Mapping[str, str]] = {
     "mxfp8": "mxfp8",
 }
 
+ALIGNMENT: Final = 16
+"""Rows of an expert that a quantised product of these recipes takes at a time."""
+
 # What the job's settings can be, of the formats that a probe can have had.
 FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "grad_dtype": ("fp32", "bf16"),
     "main_param_dtype": ("fp32", "fp16"),
-    "moment_dtype": ("fp32", "bf16", "fp16"),
+    "moment_dtype": ("fp32", "bf16", "fp16", "fp8"),
 }
 
 # The probed models balance their experts by force; only these configured an auxiliary loss beside it.
@@ -53,16 +57,13 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
         out.reason = f"the run ended with {row['outcome']}"
         return out
     seconds = row.get("fwd_bwd_ms")
-    # The memory pool of captured graphs is reserved for good, but allocated only while they are captured.
-    captured = row.get("cuda_graph_impl") is not None
-    between, peak = (
-        row.get("between_steps_gib"),
-        row.get("peak_reserved_gib" if captured else "peak_allocated_gib"),
-    )
+    between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
+    peak = row.get("peak_allocated_gib")
     out.figures = Figures(
         step_seconds=None if seconds is None else seconds / 1e3,
         between_bytes=None if between is None else between * GIB - inherited,
         peak_bytes=None if peak is None else peak * GIB - inherited,
+        reserved_bytes=None if reserved is None else reserved * GIB - inherited,
         stage=int(row.get("pp_rank") or 0),
         passes_only=True,
     )
@@ -84,6 +85,10 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             raise Unmodelled(f"the FP8 recipe {recipe} is not modelled")
         entry.precision = FP8[recipe]
         entry.settings["fp8_param"] = bool(fp8.get("fp8_param"))
+        # The faked peers route as this rank does, so each expert's rows are a multiple of their number: where that is
+        # one of the quantised product's alignment, nothing is padded, as if the router had done it.
+        if row.get("expert_params_this_rank") and (row.get("ep") or 1) % ALIGNMENT == 0:
+            entry.settings["router_padding"] = True
     _optimizer(row, entry)
     changes: dict[str, Any] = {"mtp_num_layers": row.get("mtp_layers") or 0}
     changes["aux_loss"] = str(row["model"]) in WITH_AUX_LOSS
@@ -99,9 +104,12 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
             *("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "pipeline_layout"),
             *("recompute_granularity", "recompute_method", "recompute_num_layers"),
             *("activation_offload_layers", "optimizer_offload_fraction", "precision_aware_optimizer"),
-            "cuda_graph_impl",
+            *("cuda_graph_impl", "dispatcher", "ep_overlap", "delay_wgrad"),
         )
     }
+    for name in ("cp_comm_type", "expandable_segments"):
+        if row.get(name) is not None:
+            entry.settings[name] = row[name]
     if row.get("activation_offload_fraction") not in (None, 1.0):
         raise Unmodelled("offloading a part of the activations of a module is not modelled")
     for name in ("fine_grained_offload_modules", "cuda_graph_scope"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mbsolve.constraints.lighter import RECOMPUTE
 from mbsolve.emit.spellings import DTYPES
 from mbsolve.models.card import CardError, load_model
 
-__all__ = ["counted_ends", "recorded_settings"]
+__all__ = ["counted_ends", "finetuned_leanly", "open_fields", "recipe_graphs", "recorded_settings"]
 
 # Tuned throughput runs, by tier, by stack, or because the row tells its TFLOP/s: their recipes reduce gradients in BF16
 # (226 of the 231 pretraining rows that record it).
@@ -25,6 +26,12 @@ WIDE_GRADIENTS: Final = (
 # Models whose pretraining recipes, in Megatron-Bridge, NeMo 2 and the Megatron MoE model zoo, count the embedding and the
 # loss as layers of the split.
 COUNTED_ENDS: Final = ("Llama-3.1-405B", "Qwen3-235B-A22B")
+# The precision recipes of Megatron-Bridge that store the weights of linear layers quantised
+# (src/megatron/bridge/training/mixed_precision.py); blockwise FP8 and NVFP4 do not.
+QUANTISED_WEIGHTS: Final = ("fp8_cs", "fp8_delayed", "mxfp8")
+# The finetuning recipes of its performance suite (src/megatron/bridge/perf_recipes/llama): BF16 gradients, no transposed
+# copies of quantised weights, and under FP8 CUDA graphs of the MLP.
+LEAN_FINETUNING: Final = "Llama-3-"
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "tp_comm_overlap": ("tp_comm_overlap",),
     "overlap_grad_reduce": ("ddp_overlap_grad_reduce", "overlap_grad_reduce"),
@@ -38,6 +45,36 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "grad_accumulation_fusion": ("gradient_accumulation_fusion",),
     "expandable_segments": ("expandable_segments",),
 }
+
+
+def finetuned_leanly(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of the finetuning recipes of the performance suite."""
+    tuned = str(row.get("tier")).startswith("A-") and str(row.get("framework")).startswith("megatron-bridge")
+    return tuned and row.get("task") == "sft" and str(row.get("model")).startswith(LEAN_FINETUNING)
+
+
+def recipe_graphs(row: Mapping[str, Any]) -> dict[str, Any]:
+    """CUDA graphs that a row does not record but its recipe has."""
+    replayed = "mlp" in (row.get("recompute_modules") or ())
+    bf16 = str(row.get("precision")) == "bf16"
+    if row.get("cuda_graph_impl") is not None or bf16 or replayed or not finetuned_leanly(row):
+        return {}
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("mlp",)}
+
+
+def open_fields(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Formats of state, and recompute, that a row does not state; its recipe may have had any that its family has."""
+    extra = row.get("extra") or {}
+    said = {
+        "grad_dtype": any(extra.get(key) is not None for key in WIDE_GRADIENTS),
+        "moment_dtype": any(
+            extra.get(key) is not None
+            for key in ("opt_use_precision_aware_optimizer", "opt_exp_avg_dtype", "optimizer_moments")
+        ),
+        "fp8_param": extra.get("mp_fp8_param_gather") is not None,
+        RECOMPUTE: row.get("recompute_granularity") is not None,
+    }
+    return tuple(name for name, known in said.items() if not known)
 
 
 def counted_ends(row: Mapping[str, Any]) -> dict[str, bool]:
@@ -79,7 +116,10 @@ def recorded_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     tuned = str(row.get("tier")) in TUNED or str(row.get("framework")).startswith(TUNED_STACK)
     tuned = tuned or (row.get("task") == "pretrain" and bool(row.get("tflops_per_gpu")))
     if wide is None:
-        wide = not tuned
+        wide = not tuned and not finetuned_leanly(row)
+    bridge = str(row.get("framework")).startswith("megatron-bridge")
+    if "fp8_param" not in found and bridge and str(row.get("precision")) in QUANTISED_WEIGHTS:
+        found["fp8_param"] = True
     found["grad_dtype"] = "fp32" if wide else "bf16"
     if extra.get("opt_use_precision_aware_optimizer") is not False:
         moments = extra.get("opt_exp_avg_dtype") or extra.get("optimizer_moments")

@@ -94,6 +94,7 @@ class _Published(_Row):
     tflops_per_gpu: Amount = None
     mem_allocated_gb: Amount = None
     mem_static_gb: Amount = None
+    mem_reserved_gb: Amount = None
     mem_per_rank_allocated_gib: list[Annotated[float, Field(gt=0)]] | None = None
     extra: _Extra | None = None
 

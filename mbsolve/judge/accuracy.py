@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mbsolve.judge.fitting import fits_text
 from mbsolve.judge.statistics import TRUSTED, ErrorGroup, Quantity, Validation, error_of
 from mbsolve.judge.validation import RowResult
 from mbsolve.report import words
@@ -38,6 +39,9 @@ def accuracy_text(found: Validation, width: int, *, every_tier: bool = True) -> 
     if found.not_compared:
         lines = [wrap(f"{n:5d}  {why}", width, "  ", "         ") for why, n in found.not_compared.items()]
         parts.append("\n".join(["Measured but not compared:", *lines]))
+    judged = fits_text(found.fits)
+    if judged:
+        parts.append("\n".join(["Judged against the memory of their GPUs:", *judged]))
     illegal = broken_rules(found.rows)
     if illegal:
         lines = [wrap(f"{n:5d}  {rule}", width, "  ", "         ") for rule, n in illegal]

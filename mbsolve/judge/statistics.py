@@ -4,58 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil
-from statistics import mean, median
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mbsolve.constraints.memory_classes import widers
 from mbsolve.emit.recorded import TUNED
+from mbsolve.judge.errors import (
+    QUANTITIES,
+    TRUSTED,
+    ErrorGroup,
+    Errors,
+    MemoryTable,
+    Quantity,
+    error_of,
+    errors_of,
+)
+from mbsolve.judge.fitting import Fits, fits_of
+from mbsolve.judge.memory_table import memory_table
 from mbsolve.judge.validation import RowResult
 
-__all__ = ["ErrorGroup", "Errors", "Validation", "errors_of", "summary", "validation"]
+__all__ = [
+    "QUANTITIES",
+    "TRUSTED",
+    "ErrorGroup",
+    "Errors",
+    "MemoryTable",
+    "Quantity",
+    "Validation",
+    "error_of",
+    "errors_of",
+    "summary",
+    "validation",
+]
 
-Quantity = Literal["time", "between", "peak"]
-QUANTITIES: Final[tuple[Quantity, ...]] = ("time", "between", "peak")
-# Tiers whose rows say how far a prediction is to be trusted; the others are shown, and not summed up.
-TRUSTED: Final = ("A-published-table", "A-card-perf", "A-guide", "A-measured-mem", "A-measured-time", "probe")
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Errors(_Data):
-    """Statistics of relative errors.
-
-    Parameters
-    ----------
-    rows : how many there are.
-    median, mean, p90, largest : of the absolute errors.
-    bias : median of the signed errors.
-    """
-
-    rows: int
-    median: float
-    mean: float
-    p90: float
-    largest: float
-    bias: float
+WITH_GRAPHS: Final = tuple(one.name for one in widers()["CUDA graphs"])
 
 
-class ErrorGroup(_Data):
-    """Errors of the rows that have something in common; ``hardware`` and the like are None where all are in."""
-
-    name: str
-    quantity: Quantity
-    hardware: str | None = None
-    family: str | None = None
-    precision: str | None = None
-    tier: str | None = None
-    errors: Errors
-
-
-class Validation(_Data):
+class Validation(BaseModel):
     """The answer to ``validate``.
 
     Parameters
@@ -63,34 +49,22 @@ class Validation(_Data):
     rows : every row, in the order of the files.
     groups : errors by hardware, family, precision and tier.
     summary : errors of the rows that are to be trusted.
+    memory : errors of memory by the classes that error bars are taken from.
     reasons : why rows were not evaluated -> how many.
     not_compared : why a figure of an evaluated row was not compared -> how many.
+    fits : runs judged against the memory of their GPUs.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = 1
     rows: tuple[RowResult, ...]
     groups: tuple[ErrorGroup, ...]
     summary: tuple[ErrorGroup, ...]
+    memory: MemoryTable
     reasons: dict[str, int]
     not_compared: dict[str, int]
-
-
-def error_of(row: RowResult, quantity: Quantity) -> float | None:
-    """The relative error of a row."""
-    return {"time": row.time_error, "between": row.between_error, "peak": row.peak_error}[quantity]
-
-
-def errors_of(signed: Sequence[float]) -> Errors:
-    """Statistics of at least one error."""
-    sizes = sorted(abs(e) for e in signed)
-    return Errors(
-        rows=len(sizes),
-        median=median(sizes),
-        mean=mean(sizes),
-        p90=sizes[ceil(0.9 * len(sizes)) - 1],
-        largest=sizes[-1],
-        bias=median(signed),
-    )
+    fits: Fits = Fits()
 
 
 def _groups(
@@ -133,8 +107,22 @@ def summary(rows: Sequence[RowResult]) -> tuple[ErrorGroup, ...]:
             lambda r: r.tier in TUNED and not r.knobs_recorded,
         ),
         ("time of passes, probes", "time", lambda r: r.tier == "probe"),
-        ("peak, probes", "peak", lambda r: r.tier == "probe"),
-        ("between steps, probes", "between", lambda r: r.tier == "probe"),
+        ("peak, probes", "peak", lambda r: r.tier == "probe" and r.memory_class not in WITH_GRAPHS),
+        (
+            "peak, probes of CUDA graphs",
+            "peak",
+            lambda r: r.tier == "probe" and r.memory_class in WITH_GRAPHS,
+        ),
+        (
+            "between steps, probes",
+            "between",
+            lambda r: r.tier == "probe" and r.memory_class not in WITH_GRAPHS,
+        ),
+        (
+            "between steps, probes of CUDA graphs",
+            "between",
+            lambda r: r.tier == "probe" and r.memory_class in WITH_GRAPHS,
+        ),
         ("peak, measured runs", "peak", lambda r: r.tier == "A-measured-mem"),
         ("peak, guides", "peak", lambda r: r.tier == "A-guide"),
         ("between steps, guides", "between", lambda r: r.tier == "A-guide"),
@@ -170,6 +158,8 @@ def validation(rows: Sequence[RowResult]) -> Validation:
         rows=tuple(rows),
         groups=tuple(groups),
         summary=summary(rows),
+        memory=memory_table(rows),
         reasons=dict(sorted(reasons.items(), key=lambda kv: (-kv[1], kv[0]))),
         not_compared=dict(sorted(skipped.items(), key=lambda kv: (-kv[1], kv[0]))),
+        fits=fits_of((row.id, row.fit) for row in rows),
     )

@@ -21,6 +21,8 @@ SHOWN_TERMS = 12
 def verdict_text(case: Case, verdict: Verdict, width: int) -> str:
     """One verdict: the word, what is broken and how to mend it, what was changed and completed."""
     lines = [wrap(f"{case.name}: {_headline(case, verdict)}", width)]
+    if verdict.evaluation is not None:
+        lines.append(wrap(f"memory: {verdict.evaluation.memory_error.words}", width, "  ", "    "))
     for broken in verdict.violations:
         lines.append(wrap(f"{broken.because}  [{broken.rule}]", width, "  ", "    "))
         if broken.repairs:

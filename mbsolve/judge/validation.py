@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,12 +19,16 @@ from mbsolve.constraints.evaluate import (
 from mbsolve.constraints.evaluate import time_terms as step_terms
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
+from mbsolve.constraints.memory_classes import class_of
 from mbsolve.constraints.placement import PlacementError
 from mbsolve.constraints.time.catalogue import TIME_TERMS
-from mbsolve.emit.measured import Figures, Measured, completed_by_siblings, measured_row
-from mbsolve.emit.probed import probe_row
+from mbsolve.emit.figures import Figures
+from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
+from mbsolve.judge.fitting import Fit, fit_of
+from mbsolve.judge.habits import as_run
+from mbsolve.judge.rows import read_rows
 from mbsolve.models.partial import PartialModel
 
 __all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
@@ -48,6 +50,13 @@ class Compared(_Data):
     peak_bytes: float | None = None
 
 
+class Reserved(_Data):
+    """Bytes that the allocator reserved at the peak of a step, and those predicted."""
+
+    measured_bytes: float
+    predicted_bytes: float
+
+
 class RowResult(_Data):
     """One measured row.
 
@@ -57,9 +66,13 @@ class RowResult(_Data):
     hardware, family, precision : of the groups that errors are shown by.
     evaluated : whether it was predicted; if not, ``reason`` says why.
     measured, predicted : what is compared.
-    time_error, between_error, peak_error : predicted over measured, minus one; None where nothing is compared.
+    reserved : what the allocator reserved, where the row has it.
+    time_error, between_error, peak_error, reserved_error : predicted over measured, minus one; None where nothing is
+        compared.
+    memory_class : of `constraints.memory_classes`, where memory is compared.
     not_compared : figures that were measured but not compared -> why.
     stage : pipeline rank of the memory figures.
+    fit : whether it was judged to fit the device, and whether it did; None where the GPU or the plan is not known.
     illegal : laws of ours that this configuration, which ran, breaks.
     completed : what was taken from defaults.
     terms : the largest time terms, or for a row without a time the largest memory terms.
@@ -77,86 +90,18 @@ class RowResult(_Data):
     reason: str | None = None
     measured: Compared = Compared()
     predicted: Compared = Compared()
+    reserved: Reserved | None = None
     time_error: float | None = None
     between_error: float | None = None
     peak_error: float | None = None
+    reserved_error: float | None = None
+    memory_class: str | None = None
     not_compared: dict[str, str] = {}
     stage: int | None = None
+    fit: Fit | None = None
     illegal: tuple[str, ...] = ()
     completed: dict[str, Any] = {}
     terms: tuple[TermValue, ...] = ()
-
-
-def read_rows(path: str | Path) -> Iterator[Measured]:
-    """The rows of a file: JSON lines of published measurements, or a JSON list of probes.
-
-    Raises
-    ------
-    InputError
-        if the file cannot be read or has another schema.
-    """
-    objects = list(_objects(Path(path)))
-    if not objects:
-        raise InputError(f"The file {path} holds no row.")
-    rows = completed_by_siblings([row for _, row in objects if isinstance(row, Mapping)])
-    if len(rows) < len(objects):
-        rows = [row for _, row in objects]
-    for (place, _), row in zip(objects, rows, strict=True):
-        read = _reader(row)
-        if read is None:
-            raise InputError(
-                f"The file {path} has at {place} no measured row: it lacks 'tier' with 'step_time_ms' or "
-                "'mem_allocated_gb', and 'peak_allocated_gib'."
-            )
-        try:
-            yield read(row)
-        except (TypeError, ValueError, KeyError) as error:
-            raise InputError(
-                f"The file {path} has at {place} a row that cannot be read: {error!r}."
-            ) from error
-
-
-def _reader(row: Any) -> Callable[[Mapping[str, Any]], Measured] | None:
-    """How to read a row; None for something else."""
-    if not isinstance(row, Mapping):
-        return None
-    if "peak_allocated_gib" in row or "fwd_bwd_ms" in row:
-        return probe_row
-    if "tier" in row and ("step_time_ms" in row or "mem_allocated_gb" in row):
-        return measured_row
-    return None
-
-
-def _objects(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every object of a file, with its place."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"The file {path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"The file {path} is not text in UTF-8.") from error
-    many = _whole(text)
-    if many is not None:
-        yield from ((f"row {i}", row) for i, row in enumerate(many, 1))
-        return
-    for i, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {i}", json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"The file {path} is not valid JSON at line {i}: {error}.") from error
-
-
-def _whole(text: str) -> list[Any] | None:
-    """The rows of a file that is one JSON value, a list or a single row; None for JSON lines."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(found, list):
-        return found
-    return [found] if isinstance(found, Mapping) else None
 
 
 def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowResult:
@@ -226,34 +171,52 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     if time and seen.step_seconds is not None and row.no_time is None:
         found["step_seconds"], terms = _seconds(case, seen)
     if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
-        stages = _stages(case, seen)
+        stages = _stages(case, row)
         measured, worst = _compared_stage(case, seen, stages)
         notes["measured"] = notes["measured"].model_copy(update={"peak_bytes": measured})
         stage = worst.stage
         if seen.between_bytes is not None:
             found["between_bytes"] = worst.between_bytes
-        if seen.peak_bytes is not None:
+        if seen.peak_bytes is not None and row.no_peak is None:
             found["peak_bytes"] = worst.peak_allocated_bytes
+        notes["memory_class"] = class_of(job, case.plan).name
+        if seen.reserved_bytes is not None:
+            predicted_bytes = max(s.peak_reserved_bytes for s in stages)
+            notes["reserved"] = Reserved(measured_bytes=seen.reserved_bytes, predicted_bytes=predicted_bytes)
+            notes["reserved_error"] = _error(predicted_bytes, seen.reserved_bytes)
         terms = terms or tuple(sorted(worst.terms, key=lambda t: -(t.bytes or 0.0))[:8])
     predicted = Compared(**found)
+    if memory:
+        notes["fit"] = fit_of(row, case)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
     notes["moe"] = model.is_moe if row.moe is None else row.moe
-    untimed = row.no_time if time else None
-    nothing = not found
+    skipped = _skipped(row, time, memory)
+    nothing = not found and notes.get("fit") is None
     return RowResult(
         **notes,
         family=family(case),
         evaluated=not nothing,
-        reason=(untimed or "nothing was measured that is asked for") if nothing else None,
+        reason=next(iter(skipped.values()), "nothing was measured that is asked for") if nothing else None,
         predicted=predicted,
         time_error=_error(predicted.step_seconds, notes["measured"].step_seconds),
         between_error=_error(predicted.between_bytes, notes["measured"].between_bytes),
         peak_error=_error(predicted.peak_bytes, notes["measured"].peak_bytes),
-        not_compared={"time": untimed} if untimed else {},
+        not_compared=skipped,
         stage=stage,
         completed=case.completed,
         terms=terms,
     )
+
+
+def _skipped(row: Measured, time: bool, memory: bool) -> dict[str, str]:
+    """Figures that were measured and asked for but are not compared, with the reason."""
+    seen = row.figures
+    out: dict[str, str] = {}
+    if time and row.no_time is not None:
+        out["time"] = row.no_time
+    if memory and row.no_peak is not None and (seen.peak_bytes is not None or seen.peaks_by_rank):
+        out["peak"] = row.no_peak
+    return out
 
 
 def family(case: Case) -> str:
@@ -283,9 +246,10 @@ def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
     return p.values["microbatches"] * (work.forward + work.backward), ()
 
 
-def _stages(case: Case, seen: Figures) -> list[StageMemory]:
+def _stages(case: Case, row: Measured) -> list[StageMemory]:
     """Memory of every pipeline rank that the row may speak of."""
-    p = priced(case.job, case.plan, MEMORY_TERMS)
+    seen = row.figures
+    p = as_run(priced(case.job, case.plan, MEMORY_TERMS), row.habits)
     moments = plan_moments(case.job, case.plan)
     if seen.stage is not None and not seen.peaks_by_rank:
         moments = (moments[seen.stage],)

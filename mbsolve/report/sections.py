@@ -88,4 +88,8 @@ def memory_lines(job: Job, e: Evaluation, width: int) -> list[str]:
         f"{words.gib(worst.peak_device_bytes)} of {words.gib(job.machine.hbm_bytes)} GiB on pipeline rank "
         f"{worst.stage}, at {worst.peak_moment}; {words.gib(worst.between_bytes)} GiB between steps"
     )
-    return [lead, *amounts(groups, worst.peak_device_bytes, lambda size: f"{words.gib(size)} GiB", width)]
+    return [
+        lead,
+        e.memory_error.words,
+        *amounts(groups, worst.peak_device_bytes, lambda size: f"{words.gib(size)} GiB", width),
+    ]

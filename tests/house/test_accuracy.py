@@ -41,3 +41,19 @@ def test_accuracy(command: ModuleType) -> None:
         assert now[name].rows >= limits["rows"], name
         for figure in ("median", "mean"):
             assert getattr(now[name], figure) <= limits[figure] + SLACK, f"{name}: {figure}"
+    by_class = {f"{g.name}, {command.QUANTITY_WORDS[g.quantity]}": g.errors for g in found.memory.counted}
+    assert set(kept["memory"]) == set(by_class), (
+        "a class is new or gone: python benchmarks/accuracy.py --loosen"
+    )
+    for name, limits in kept["memory"].items():
+        assert by_class[name].rows >= limits["rows"], name
+        for figure in ("mean", "largest"):
+            assert getattr(by_class[name], figure) <= limits[figure] + SLACK, f"{name}: {figure}"
+
+
+def test_limits_are_only_tightened(command: ModuleType) -> None:
+    """Keeping what was found by a run that was worse leaves the limits, and by one that was better moves them."""
+    kept = {"rows": 10, "mean": 0.02, "largest": 0.1}
+    assert command._tighter(kept, {"rows": 9, "mean": 0.03, "largest": 0.2}) == kept
+    better = {"rows": 12, "mean": 0.01, "largest": 0.05}
+    assert command._tighter(kept, better) == better == command._tighter({}, better)

@@ -95,8 +95,10 @@ def test_there_are_38_reports_and_27_threads() -> None:
 )
 def test_the_verdict_is_right(name: str) -> None:
     expect, answer = wanted(name), verdict(CASES[name])
-    open_size = bool(answer.undecided) and answer.legal
-    assert answer.verdict == expect["verdict"] or (expect["verdict"] == "feasible" and open_size)
+    # Some reports leave a size open, some say of themselves that they do not judge the memory.
+    unjudged = bool(answer.undecided) or "memory not judged" in expect.get("note", "")
+    legal = answer.legal and unjudged
+    assert answer.verdict == expect["verdict"] or (expect["verdict"] == "feasible" and legal)
     if "fits" in expect:
         assert answer.fits is expect["fits"]
     if expect["verdict"] == "oom":
@@ -190,7 +192,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     assert "query-groups-vs-tp" not in answer.undecided
 
 
-@pytest.mark.parametrize("name", ["K07", "K17.a", "K29", "K30"])
+@pytest.mark.parametrize("name", ["K07", "K17.a", "K30"])
 def test_formats_that_are_not_stated_are_completed_so_that_it_fits(name: str) -> None:
     answer = verdict(CASES[name])
     (told,) = [w for w in answer.warnings if w.rule == "hbm-capacity"]
@@ -204,14 +206,15 @@ def test_a_verdict_that_rests_on_what_nobody_stated_says_so_first() -> None:
     answer = verdict(case)
     needs = words.gib(evaluate(case.job, case.plan).worst_stage.peak_device_bytes)
     first, *_ = verdict_text(case, answer, 1000).splitlines()
-    assert first.startswith("K17.a: feasible only with grad_dtype=bf16 (")
+    leaner = "grad_dtype=bf16, moment_dtype=bf16 and precision_aware_optimizer on"
+    assert first.startswith(f"K17.a: feasible only with {leaner} (")
     assert first.endswith(f"; with the target's defaults it does not fit ({needs} GiB)")
     assert verdicts_text([case, plain], [answer, verdict(plain)], 100).endswith(
         "2 jobs: 1 feasible only with leaner formats, 1 oom\n"
     )
     (line,) = annotate([case], [answer]).splitlines()
     assert line.startswith("::warning ")
-    assert ",title=hbm-capacity%3A feasible only with grad_dtype=bf16::" in line
+    assert ",title=hbm-capacity%3A feasible only with grad_dtype=bf16%2C moment_dtype=bf16 and " in line
     assert answer.verdict == "feasible" and "leaner" not in answer.model_dump(mode="json")
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mbsolve.cli import main
 from mbsolve.constraints.evaluate import evaluate
-from mbsolve.emit.measured import completed_by_siblings, measured_row
+from mbsolve.emit.measured import measured_row
 from mbsolve.emit.probed import probe_row
+from mbsolve.emit.siblings import completed_by_siblings
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import case_of
 from mbsolve.judge.statistics import errors_of, validation
@@ -71,7 +72,7 @@ def test_a_row_is_predicted_as_its_job_is() -> None:
     [
         ({"task": "lora"}, "LoRA"),
         ({"fsdp": True}, "FSDP"),
-        ({"outcome": "oom"}, "oom"),
+        ({"outcome": "error:unsupported"}, "error"),
         ({"tier": "D-analytic"}, "estimate"),
         ({"framework": "torchtitan"}, "torchtitan"),
         ({"gpus": None}, "gpus"),
@@ -172,6 +173,15 @@ def test_vpp_is_taken_from_rows_of_the_same_cell_that_agree() -> None:
     assert completed_by_siblings([*rows, {**cell, "vpp": 6}])[1]["vpp"] is None
 
 
+def test_a_split_is_taken_from_rows_of_the_same_source_that_agree() -> None:
+    told = {**ROW, "source": "a card", "tp": 2, "pp": 2, "ep": 4}
+    silent = {**told, "tp": None, "pp": None, "ep": None}
+    other = {**silent, "source": "another card"}
+    found = completed_by_siblings([told, silent, other])
+    assert [(r["tp"], r["pp"], r["ep"]) for r in found] == [(2, 2, 4), (2, 2, 4), (None, None, None)]
+    assert completed_by_siblings([told, silent, {**told, "tp": 4}])[1]["tp"] is None
+
+
 PROBE: dict[str, Any] = {
     "id": "p",
     "model": "llama3_8b",
@@ -215,14 +225,14 @@ def test_probe_precisions() -> None:
     assert other.reason is not None and "secret" in other.reason
 
 
-def test_a_probe_of_captured_graphs_is_compared_with_what_it_reserved() -> None:
+def test_a_probe_of_captured_graphs_is_compared_with_what_it_allocated_and_reserved() -> None:
     graphs = {
         "cuda_graph_impl": "transformer_engine",
         "cuda_graph_scope": ["attn"],
         "peak_reserved_gib": 25.0,
     }
     found = probe_row({**PROBE, **graphs})
-    assert found.figures.peak_bytes == 24 * GIB
+    assert (found.figures.peak_bytes, found.figures.reserved_bytes) == (18 * GIB, 24 * GIB)
     assert found.entry is not None and found.entry.plan["cuda_graph_scope"] == ("attn",)
     assert probe_row({**PROBE, "peak_reserved_gib": 25.0}).figures.peak_bytes == 18 * GIB
 
@@ -240,7 +250,7 @@ def test_a_probe_says_which_launcher_set_its_optimizer() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"moment_dtype": "fp8"}, "moment_dtype fp8"),
+        ({"moment_dtype": "int8"}, "moment_dtype int8"),
         ({"store_param_remainders": False}, "masters"),
         ({"linear_attention_freq": [1, 0, 1]}, "order"),
         ({"activation_offload_fraction": 0.5}, "part of the activations"),
@@ -259,11 +269,12 @@ def test_measured_optimizer_state_is_that_predicted() -> None:
         probe_row(r) for r in json.loads(STATE.read_text(encoding="utf-8")) if r["id"].startswith("state.")
     ]
     found = [validate_row(row) for row in rows if row.entry is not None]
-    assert len(found) == 23
+    assert len(found) == 24
     for row in found:
-        # What delayed scaling keeps beside its weights is not modelled.
-        allowed = 0.008 if row.precision == "fp8_delayed" else 0.0005
+        # The amax histories of delayed scaling are not modelled.
+        allowed = 0.001 if row.precision == "fp8_delayed" else 0.0005
         assert row.peak_error is not None and abs(row.peak_error) <= allowed, row.id
+        assert row.between_error is not None and abs(row.between_error) <= allowed, row.id
 
 
 @given(st.lists(st.floats(-0.9, 5), min_size=1, max_size=40))

@@ -119,11 +119,11 @@ PEAKS = [
 def test_published_peaks_are_met_from_below(
     gib: float, settings: dict[str, Any], plan: dict[str, Any]
 ) -> None:
-    """Both runs took 12 to 14% more; both used HybridEP and captured layers, whose pools are modelled in part."""
+    """The runs took up to 15% more; both used HybridEP, one with natural routing."""
     job = job_of("nemotron-3.5-lightning", settings=Settings(grad_dtype="bf16", logits_copies=1, **settings))
     chosen = Plan(ep=8, recompute_granularity="selective", dispatcher="hybridep", **plan)
     found = evaluate(job, chosen).worst_stage.peak_allocated_bytes / 2**30
-    assert 0.86 < found / gib < 1.02
+    assert 0.84 < found / gib < 1.02
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
-from mbsolve.constraints.memory import tensors
+from mbsolve.constraints.memory import sizes, tensors
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
-from mbsolve.constraints.memory.constants import constant
 from mbsolve.constraints.memory.declare import SavedTensor, ask
-from mbsolve.constraints.memory.device import reserved_factor, reserved_permille
+from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moments import MOMENT_COUNTS
+from mbsolve.constraints.rule import RESERVED
 from mbsolve.constraints.vocabulary import (
     DECISIONS,
     DERIVED,
@@ -88,7 +89,7 @@ shapes = st.fixed_dictionaries(
 )
 features = st.fixed_dictionaries(
     {
-        **{name: st.booleans() for name in FLAGS},
+        **{name: st.booleans() for name in (*FLAGS, "ep_overlap")},
         "dispatcher": st.sampled_from(DISPATCHERS),
         "optimizer_offload_fraction": st.sampled_from((0.0, 0.25, 1.0)),
     }
@@ -144,8 +145,15 @@ def test_a_tensor_is_kept_brought_back_or_on_the_host(
             values[f"recompute_{u.module}"] for u in tensor.recomputed_by if u.applies(job.model)
         )
         if not recomputed:
-            assert kept + away == pytest.approx(size), tensor.name
-            assert remade == pytest.approx(away), tensor.name
+            on = [a for a in tensor.offloaded_by if a.applies(job.model) and values[f"offload_{a.module}"]]
+            whole = float(ask(tensor.fn, values))
+            on = on if whole >= 2**20 * tensor.element else []
+            moved = float(tensor.sent(values)[0])
+            assert moved in (size, whole), tensor.name
+            gone = any(a.frees for a in on)
+            assert kept == pytest.approx(0 if gone else size), tensor.name
+            assert remade == pytest.approx(moved if gone else 0), tensor.name
+            assert away == pytest.approx(moved * len(on)), tensor.name
         else:
             assert away == 0, tensor.name
             # An up projection under context parallelism is made again beside the kept exchange buffer.
@@ -167,8 +175,14 @@ def test_totals_of_a_half_are_the_sums_of_its_tensors(
         assert float(ask(whole, values)) == pytest.approx(sum(float(t.size(values)) for t in declared))
         away = sum(float(t.fate(values)[2]) for t in declared)
         assert float(ask(sent, values)) == pytest.approx(away)
-        parts = [fn for at, _, fn in tensors.OFFLOADS if at == half]
-        assert sum(float(ask(fn, values)) for fn in parts) == pytest.approx(away)
+
+
+@given(st.integers(0, 2**40), st.booleans())
+def test_pinned_memory_comes_in_powers_of_two(size: int, varies: bool) -> None:
+    found, block = float(sizes.pinned(size, varies)), 1
+    while block < size or (varies and block == size):
+        block *= 2
+    assert found == (block if size else 0)
 
 
 def test_terms_are_named_and_scoped() -> None:
@@ -176,7 +190,7 @@ def test_terms_are_named_and_scoped() -> None:
     assert len(names) == len(set(names))
     for term in MEMORY_TERMS:
         assert "." in term.name and term.text and str(term.source), term.name
-        assert term.row in ("device_bytes", "host_bytes", "context_bytes")
+        assert term.row in (*RESERVED, "host_bytes", "context_bytes")
         assert term.per in MOMENT_COUNTS, term.name
         assert set(term.scope) <= {*DECISIONS, *DERIVED}, term.name
         assert len(set(term.scope) & set(FEATURES)) <= 5, term.name
@@ -193,15 +207,41 @@ def test_core_attention_recompute_costs_memory_under_gqa(held: Any) -> None:
     assert (core - plain) / 2**20 / 32 == pytest.approx(79, abs=1)
 
 
-def test_a_captured_iteration_holds_more(held: Any) -> None:
+@pytest.mark.parametrize(
+    ("changes", "allocated", "reserved"),
+    [
+        ({"cuda_graph_impl": "full_iteration"}, 21.010, 33.861),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": ("attn",)}, 25.111, 36.732),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("attn",)}, 31.990, 34.916),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ("mlp",)}, 27.494, 34.623),
+        ({"cuda_graph_impl": "transformer_engine"}, 26.177, 35.600),
+    ],
+)
+def test_graphs_reserve_what_they_do_not_allocate(
+    changes: dict[str, Any], allocated: float, reserved: float
+) -> None:
+    """Measured with 8 layers of Llama-3 8B; the last one with recompute of the FFN, which saves nothing in a graph."""
+    model = load_model("llama3-8b").model_copy(update={"num_layers": 8})
     job = Job.model_validate(
-        {"model": load_model("llama3-8b"), "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192}
+        {"model": model, "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192, "gbs": 16}
     )
-    eager, captured = held(job, Plan(), 0), held(job, Plan(cuda_graph_impl="full_iteration"), 0)
-    saved = sum(size for name, size in captured.parts.items() if name.startswith("saved."))
-    pool = sum(size for name, size in captured.parts.items() if name.startswith("graph_pool."))
-    assert captured.peak > eager.peak
-    assert pool == pytest.approx(constant("graph_pool_extra") * saved)
+    found = evaluate(job, Plan(**changes)).worst_stage
+    assert found.peak_allocated_bytes / 2**30 == pytest.approx(allocated, rel=0.005)
+    assert found.peak_reserved_bytes / 2**30 == pytest.approx(reserved, rel=0.03)
+    assert sum(t.bytes or 0 for t in found.terms) == pytest.approx(
+        found.peak_allocated_bytes + found.pool_bytes
+    )
+
+
+def test_recompute_saves_nothing_inside_a_graph() -> None:
+    model = load_model("llama3-8b").model_copy(update={"num_layers": 8})
+    job = Job.model_validate(
+        {"model": model, "machine": load_machine("h200"), "gpus": 8, "seq_len": 8192, "gbs": 16}
+    )
+    graph = Plan(cuda_graph_impl="transformer_engine", cuda_graph_scope=("mlp",))
+    replayed = {"recompute_granularity": "selective", "recompute_modules": ("mlp",)}
+    plain, again = evaluate(job, graph), evaluate(job, graph.model_copy(update=replayed))
+    assert plain.worst_stage.peak_reserved_bytes == again.worst_stage.peak_reserved_bytes
 
 
 def test_bf16_gradients_are_copied_at_the_optimizer_step(held: Any) -> None:
@@ -216,9 +256,52 @@ def test_bf16_gradients_are_copied_at_the_optimizer_step(held: Any) -> None:
         }
     )
     found = held(job, Plan(), 0)
-    step = sum(size for name, size in found.parts.items() if name.startswith("optimizer_step."))
+    copies = sum(size for name, size in found.parts.items() if name.startswith("gradient_copies."))
     assert found.where == "optimizer step"
-    assert step == 4 * 8030261248
+    assert copies == 4 * 8030261248
+    assert found.between == found.peak
+
+
+def test_quantised_parameters_are_cast_at_the_optimizer_step(held: Any) -> None:
+    job = Job.model_validate(
+        {
+            "model": load_model("llama3-8b"),
+            "machine": load_machine("h200"),
+            "gpus": 1,
+            "seq_len": 128,
+            "gbs": 1,
+            "precision": "fp8_cs",
+            "settings": {"fp8_param": True},
+        }
+    )
+    found = held(job, Plan(), 0)
+    assert found.where == "optimizer step"
+    linear = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336)
+    assert found.peak - found.between == pytest.approx(2 * linear)
+
+
+@pytest.mark.parametrize(
+    ("settings", "moments", "extra"),
+    [({"moment_dtype": "fp8"}, 2 * 2, 8), ({"moment_dtype": "bf16"}, 2 * 2, 0)],
+)
+def test_scaled_state_is_updated_in_fp32(
+    held: Any, settings: dict[str, str], moments: int, extra: int
+) -> None:
+    job = Job.model_validate(
+        {
+            "model": load_model("llama3-8b"),
+            "machine": load_machine("h200"),
+            "gpus": 1,
+            "seq_len": 128,
+            "gbs": 1,
+            "settings": settings,
+        }
+    )
+    found = held(job, Plan(precision_aware_optimizer=True), 0)
+    kept = sum(size for name, size in found.parts.items() if name.startswith("moments."))
+    copies = sum(size for name, size in found.parts.items() if name.startswith("optimizer_step.unscaled"))
+    assert found.where == "optimizer step" or not extra
+    assert (kept, copies) == (moments * 8030261248, extra * 8030261248)
 
 
 def test_optimizer_offload_moves_state_to_the_host(held: Any) -> None:
@@ -227,14 +310,16 @@ def test_optimizer_offload_moves_state_to_the_host(held: Any) -> None:
     )
     half = Plan(optimizer_offload_fraction=0.5, precision_aware_optimizer=True)
     shard = 8030261248 / 8
-    assert held(job, half, 0, "host_bytes").peak == pytest.approx(16 * 0.5 * shard)
+    # Moments and the parameter plain, the gradient pinned in blocks a third larger; a block for the embedding.
+    on_host = (8 + 4 + 4 * 4 / 3) * 0.5 * shard + 2**30
+    assert held(job, half, 0, "host_bytes").peak == pytest.approx(on_host)
     assert held(job, Plan(), 0).between - held(job, half, 0).between == pytest.approx(12 * 0.5 * shard)
 
 
 @pytest.mark.parametrize(
     ("target", "precision", "settings", "share", "each"),
     [
-        # Bytes of a master and, with bf16 gradients, of the optimizer step's copy of a gradient.
+        # Bytes of a master and, with bf16 gradients, of the copy of a gradient.
         ("megatron-lm", "bf16", {}, 0.0, 2),
         ("megatron-lm", "fp8_delayed", {}, 0.0, 2),
         ("megatron-lm", "fp8_cs", {}, 0.0, 4),
@@ -265,12 +350,19 @@ def test_who_keeps_the_masters_of_the_precision_aware_optimizer(
     )
     plan = Plan(precision_aware_optimizer=True, optimizer_offload_fraction=share)
     values = plan.values() | derive(job, plan.values())
-    kept = [t for t in MEMORY_TERMS if t.name in ("masters.head", "optimizer_step.head")]
+    kept = [t for t in MEMORY_TERMS if t.name in ("masters.head", "gradient_copies.head")]
     assert (
         sum(float(t.call(job.facts, values)) for t in kept) == each * (128256 + 1) * 4096 / 8
     )  # the final norm is the head's
 
 
 def test_reserved_is_a_little_more_than_allocated() -> None:
-    assert reserved_permille() == 1017
-    assert reserved_factor() == pytest.approx(1.017)
+    def permille(model: str, expandable: bool) -> int:
+        settings = {"expandable_segments": expandable}
+        job = {"model": load_model(model), "machine": load_machine("h200"), "gpus": 8, "settings": settings}
+        return reserved_permille(Job.model_validate(job | {"seq_len": 4096, "gbs": 8}))
+
+    assert 1000 < permille("llama3-8b", True) < permille("qwen3-30b-a3b", True)
+    assert (
+        permille("llama3-8b", True) < permille("llama3-8b", False) < permille("qwen3-30b-a3b", False) < 1100
+    )
