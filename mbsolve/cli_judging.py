@@ -1,4 +1,4 @@
-"""Commands that judge what others made: check, evaluate, diff, validate."""
+"""Commands that judge what others made: check, evaluate, memory, diff, validate."""
 
 from __future__ import annotations
 
@@ -107,12 +107,17 @@ def check(
 def evaluate(
     files: Files,
     json: Json = False,
+    memory_only: Annotated[
+        bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
+    ] = False,
     model: ModelOption = None,
     hardware: HardwareOption = None,
     gpus: GpusOption = None,
     seq: SeqOption = None,
 ) -> None:
     """Price configurations: step time and memory, term by term."""
+    if memory_only:
+        memory(files, json, model=model, hardware=hardware, gpus=gpus, seq=seq)
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
@@ -127,6 +132,67 @@ def evaluate(
 
         print("\n".join(evaluated_text(c, e, _width()) for c, e in zip(cases, found, strict=True)), end="")
     raise typer.Exit(OK if all(e.legal for e in found) else NO)
+
+
+def memory(
+    files: Files,
+    json: Json = False,
+    free: Annotated[
+        str | None, typer.Option("--free", metavar="GIB", help="Single changes that free so many GiB.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every term, with its source.")] = False,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    gpus: GpusOption = None,
+    seq: SeqOption = None,
+) -> None:
+    """Show the memory of configurations: per pipeline rank and moment, on the host, and what would free some."""
+    from mbsolve.errors import InputError
+    from mbsolve.judge.accounts import account_case, accounted_text
+    from mbsolve.judge.answers import read_many
+
+    wanted = _gibibytes(free)
+    cases = read_many(files, _given(model, hardware, gpus, seq))
+    found = [account_case(case, wanted) for case in cases]
+    if len(found) == 1 and found[0].memory is None and found[0].legal:
+        raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
+    if json:
+        _print_json([one.flat() for one in found])
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        console, width = Console(highlight=False), _width()
+        colour = console.color_system is not None
+        texts = [
+            accounted_text(c, one, width, verbose=verbose, colour=colour)
+            for c, one in zip(cases, found, strict=True)
+        ]
+        whole = Text("\n").join(texts)
+        if colour:
+            console.print(whole, end="", soft_wrap=True)
+        else:
+            print(whole.plain, end="")
+    raise typer.Exit(OK if all(one.holds for one in found) else NO)
+
+
+def _gibibytes(text: str | None) -> float | None:
+    """Bytes of a number of GiB.
+
+    Raises
+    ------
+    InputError
+        if it is not a number above 0.
+    """
+    from mbsolve.errors import InputError
+    from mbsolve.reading import parse_value
+
+    if text is None:
+        return None
+    value = parse_value(text)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"--free is {text!r}, but it must be a number of GiB above 0.")
+    return float(value) * 2**30
 
 
 def diff(
@@ -198,5 +264,5 @@ def track(rows: Sequence[T], what: str) -> Iterable[T]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (check, evaluate, diff, validate):
+    for command in (check, evaluate, memory, diff, validate):
         app.command()(command)

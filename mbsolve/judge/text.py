@@ -100,17 +100,24 @@ def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int
     return "\n".join(parts) + "\n"
 
 
-def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
-    """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
+def about_lines(case: Case, found: Evaluated, width: int) -> list[str]:
+    """What an evaluation is of: the job, the laws it breaks, what was changed and completed, why there is no figure."""
     lines = [wrap(f"{case.name}: {subject(case.job)}", width)]
     lines += [
         wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
         for broken in found.violations
     ]
     lines += _changes(case, found, width) + _notes(case, found, width)
-    e = found.evaluation
+    if found.evaluation is None:
+        lines.append(wrap(f"not evaluated: {found.reason}", width, "  ", "    "))
+    return lines
+
+
+def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
+    """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
+    lines, e = about_lines(case, found, width), found.evaluation
     if e is None:
-        return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"
+        return "\n".join(lines) + "\n"
     speed = f"{e.tokens_per_second_per_gpu:.0f} tokens/s/GPU, {e.tflops_per_gpu:.0f} TFLOP/s/GPU"
     grids = f"TPxCPxDPxPP {words.grid(e.grids.dense)}, ETPxEPxEDPxPP {words.grid(e.grids.expert)}"
     totals = [
