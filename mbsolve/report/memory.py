@@ -29,7 +29,9 @@ SHOWN_MEMBERS: Final = 5
 SHOWN_CHANGES: Final = 8
 
 
-def memory_report(account: Account, relief: Relief | None, width: int, *, verbose: bool, colour: bool) -> Text:
+def memory_report(
+    account: Account, relief: Relief | None, width: int, *, verbose: bool, colour: bool
+) -> Text:
     """The whole report.
 
     Parameters
@@ -41,7 +43,10 @@ def memory_report(account: Account, relief: Relief | None, width: int, *, verbos
     limit = f"{words.gib(account.hbm_bytes)} GiB a GPU, {words.gib(account.limit_bytes)} after the margin"
     parts = [
         Text("\n").join(
-            [Text(f"Peak of each pipeline rank ({limit}):"), *_indented(bars(account, width - 2, colour=colour))]
+            [
+                Text(f"Peak of each pipeline rank ({limit}):"),
+                *_indented(bars(account, width - 2, colour=colour)),
+            ]
         ),
         Text(wrap(account.memory_error.words, width, "  ", "    ")),
     ]
@@ -49,7 +54,9 @@ def memory_report(account: Account, relief: Relief | None, width: int, *, verbos
     parts = [Text("\n").join(parts)]
     for number, ranks in enumerate(account.alike):
         stage = account.stages[ranks[0]]
-        parts.append(Text("\n".join(_tree(stage, ranks, width, members=verbose or not number, sources=verbose))))
+        parts.append(
+            Text("\n".join(_tree(stage, ranks, width, members=verbose or not number, sources=verbose)))
+        )
     parts.append(Text("\n".join(_formats(account.formats, width))))
     parts.append(Text("\n".join(_host(account.host, width, sources=verbose))))
     if relief is not None:
