@@ -131,16 +131,16 @@ def _members(
         if len(terms) == 1:
             return []
     ordered = sorted(terms.items(), key=lambda item: (-max(item[1]), item[0]))
-    lines, rest = list[str](), list[Row]()
+    lines, small = list[str](), list[Row]()
     for name, row in ordered:
         if not sources and (len(lines) == SHOWN_MEMBERS or max(row) < SMALL * device):
-            rest.append(row)
+            small.append(row)
             continue
         lines.append(_row(f"  {name}", row, row[peak] / device))
         if sources:
             lines.append(wrap(origin[name], width, " " * 8))
-    if rest and max(_sum(rest)) >= SMALL * device:
-        lines.append(_row(f"  {len(rest)} smaller", _sum(rest), _sum(rest)[peak] / device))
+    if small and max(_sum(small)) >= SMALL * device:
+        lines.append(_row(f"  {len(small)} smaller", _sum(small), _sum(small)[peak] / device))
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from rich.style import Style
@@ -79,7 +80,7 @@ def cells(amounts: Sequence[float], scale: float, columns: int) -> list[int]:
     for amount in amounts:
         total += amount
         ends.append(round(total / scale * columns))
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return [b - a for a, b in pairwise(ends)]
 
 
 def bars(account: Account, width: int, *, colour: bool) -> list[Text]:

@@ -62,7 +62,7 @@ def test_json_is_the_evaluation_with_all_moments(capsys: pytest.CaptureFixture[s
 
 def test_several_files_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(out(["memory", MOE, DENSE, "--json"], capsys, 3))
-    assert [one["id"] for one in found] == [MOE, DENSE]
+    assert [one["id"].startswith(file) for one, file in zip(found, (MOE, DENSE), strict=True)] == [True, True]
     assert found[0]["relief"] is None
     assert found[1]["relief"]["wanted_bytes"] > 0
 
