@@ -97,7 +97,7 @@ def test_formats_say_the_bytes_of_an_element(
     job = make_job("llama3-8b", "h200", 8, 4096, gbs=64, settings=settings)
     found = account(job, plan, defaults=("grad_dtype",)).formats
     assert {f.part: f.bytes_each for f in found} == pytest.approx(each)
-    assert [f.part for f in found if f.default] == ["gradients"]
+    assert [f.part for f in found if f.default] == ["weights", "gradients"]
 
 
 @given(
