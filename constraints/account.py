@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.evaluate import Priced, device_held, evaluate, fits, plan_moments, priced
-from mbsolve.constraints.evaluation import MemoryBar, StageMemory, TermValue
+from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.holding import KINDS, Held, Kind, fullest_node, held
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.constants import source_of
@@ -105,7 +105,6 @@ class Account(_Data):
     ----------
     hbm_bytes, limit_bytes : what the driver gives a process, and that less the margin.
     fits : by budget, as ``check`` judges.
-    memory_error : how far the peak may be off, and what that means for the plan.
     step_seconds : what the memory buys.
     alike : pipeline ranks that hold the same, fullest first.
     """
@@ -113,7 +112,6 @@ class Account(_Data):
     hbm_bytes: float
     limit_bytes: float
     fits: dict[str, bool]
-    memory_error: MemoryBar
     step_seconds: float
     stages: tuple[StageAccount, ...]
     alike: tuple[tuple[int, ...], ...]
@@ -150,7 +148,6 @@ def account(job: Job, plan: Plan, defaults: Iterable[str] = ()) -> Account:
         hbm_bytes=job.machine.hbm_bytes,
         limit_bytes=device_limit(job),
         fits=fits(job, found),
-        memory_error=found.memory_error,
         step_seconds=found.step_seconds,
         stages=stages,
         alike=_alike(stages),

@@ -67,7 +67,9 @@ class Held(NamedTuple):
 def held(terms: Sequence[tuple[Term, float]], moments: Moments) -> Held:
     """What some priced terms come to at each moment of a pipeline rank: counts times bytes."""
     index = np.array([COLUMN[t.per] for t, _ in terms], np.int64)
-    parts = moments.counts[:, index] * np.array([value for _, value in terms], float)
+    parts: NDArray[np.float64] = moments.counts[:, index].astype(float) * np.array(
+        [v for _, v in terms], float
+    )
     totals = parts.sum(axis=1)
     return Held(tuple(t for t, _ in terms), moments, parts, totals, np.zeros_like(totals))
 

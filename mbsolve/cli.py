@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbsolve.cli_judging import register
+from mbsolve import cli_judging, cli_memory
 
 if TYPE_CHECKING:
     from mbsolve.constraints.job import Job
@@ -250,7 +250,8 @@ def rules(
     print("\n".join(one(rule_id) if rule_id else listing()))
 
 
-register(app)
+cli_judging.register(app)
+cli_memory.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

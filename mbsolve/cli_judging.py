@@ -1,4 +1,4 @@
-"""Commands that judge what others made: check, evaluate, memory, diff, validate."""
+"""Commands that judge what others made: check, evaluate, diff, validate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json as encoder
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -41,16 +41,16 @@ SeqOption = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _width() -> int:
+def width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
 
 
-def _print_json(found: Sequence[dict[str, Any]]) -> None:
+def print_json(found: Sequence[dict[str, Any]]) -> None:
     """One object for one job, a list for several."""
     print(encoder.dumps(found[0] if len(found) == 1 else found, indent=2))
 
 
-def _given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
+def given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
     """What the options say of every job."""
     from mbsolve.emit.formats import Given
     from mbsolve.errors import InputError
@@ -88,10 +88,10 @@ def check(
         )
     if json and format == "github":
         raise InputError("--json and --format github contradict each other.")
-    cases = read_many(files, _given(model, hardware, gpus, seq))
+    cases = read_many(files, given(model, hardware, gpus, seq))
     verdicts = [verdict(case, memory=not no_memory) for case in cases]
     if json or format == "json":
-        _print_json([v.model_dump(mode="json") for v in verdicts])
+        print_json([v.model_dump(mode="json") for v in verdicts])
     elif format == "github":
         from mbsolve.judge.annotations import annotate
 
@@ -99,7 +99,7 @@ def check(
     else:
         from mbsolve.judge.text import verdicts_text
 
-        print(verdicts_text(cases, verdicts, _width()), end="")
+        print(verdicts_text(cases, verdicts, width()), end="")
     no = any(v.verdict in ("infeasible", "oom") for v in verdicts)
     raise typer.Exit(NO if no else OK)
 
@@ -107,7 +107,7 @@ def check(
 def evaluate(
     files: Files,
     json: Json = False,
-    memory_only: Annotated[
+    memory: Annotated[
         bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
     ] = False,
     model: ModelOption = None,
@@ -116,83 +116,67 @@ def evaluate(
     seq: SeqOption = None,
 ) -> None:
     """Price configurations: step time and memory, term by term."""
-    if memory_only:
-        memory(files, json, model=model, hardware=hardware, gpus=gpus, seq=seq)
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
-    cases = read_many(files, _given(model, hardware, gpus, seq))
+    if memory:
+        show_memory(files, given(model, hardware, gpus, seq), json=json)
+    cases = read_many(files, given(model, hardware, gpus, seq))
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
     if json:
-        _print_json([one.flat() for one in found])
+        print_json([one.flat() for one in found])
     else:
         from mbsolve.judge.text import evaluated_text
 
-        print("\n".join(evaluated_text(c, e, _width()) for c, e in zip(cases, found, strict=True)), end="")
+        print("\n".join(evaluated_text(c, e, width()) for c, e in zip(cases, found, strict=True)), end="")
     raise typer.Exit(OK if all(e.legal for e in found) else NO)
 
 
-def memory(
-    files: Files,
-    json: Json = False,
-    free: Annotated[
-        str | None, typer.Option("--free", metavar="GIB", help="Single changes that free so many GiB.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every term, with its source.")] = False,
-    model: ModelOption = None,
-    hardware: HardwareOption = None,
-    gpus: GpusOption = None,
-    seq: SeqOption = None,
-) -> None:
-    """Show the memory of configurations: per pipeline rank and moment, on the host, and what would free some."""
-    from mbsolve.errors import InputError
-    from mbsolve.judge.accounts import account_case, accounted_text
-    from mbsolve.judge.answers import read_many
+def show_memory(
+    files: Sequence[str],
+    stated: Given,
+    *,
+    free: float | None = None,
+    verbose: bool = False,
+    json: bool = False,
+) -> NoReturn:
+    """Print the memory of configurations; exits with the code that says whether all are legal and fit.
 
-    wanted = _gibibytes(free)
-    cases = read_many(files, _given(model, hardware, gpus, seq))
-    found = [account_case(case, wanted) for case in cases]
-    if len(found) == 1 and found[0].memory is None and found[0].legal:
+    Parameters
+    ----------
+    free : bytes that single changes should free; None asks only where a plan does not fit.
+    """
+    from mbsolve.errors import InputError
+    from mbsolve.judge.answers import read_many
+    from mbsolve.judge.memory import memory_of
+
+    cases = read_many(files, stated)
+    found = [memory_of(case, free) for case in cases]
+    if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
     if json:
-        _print_json([one.flat() for one in found])
+        print_json([one.flat() for one in found])
     else:
         from rich.console import Console
         from rich.text import Text
 
-        console, width = Console(highlight=False), _width()
+        from mbsolve.judge.text import remembered_text
+
+        console, columns = Console(highlight=False), width()
         colour = console.color_system is not None
-        texts = [
-            accounted_text(c, one, width, verbose=verbose, colour=colour)
-            for c, one in zip(cases, found, strict=True)
-        ]
+        texts = (
+            remembered_text(c, f, columns, verbose=verbose, colour=colour)
+            for c, f in zip(cases, found, strict=True)
+        )
         whole = Text("\n").join(texts)
         if colour:
             console.print(whole, end="", soft_wrap=True)
         else:
             print(whole.plain, end="")
-    raise typer.Exit(OK if all(one.holds for one in found) else NO)
-
-
-def _gibibytes(text: str | None) -> float | None:
-    """Bytes of a number of GiB.
-
-    Raises
-    ------
-    InputError
-        if it is not a number above 0.
-    """
-    from mbsolve.errors import InputError
-    from mbsolve.reading import parse_value
-
-    if text is None:
-        return None
-    value = parse_value(text)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"--free is {text!r}, but it must be a number of GiB above 0.")
-    return float(value) * 2**30
+    good = all(one.legal and (one.account is None or all(one.account.fits.values())) for one in found)
+    raise typer.Exit(OK if good else NO)
 
 
 def diff(
@@ -209,21 +193,21 @@ def diff(
     from mbsolve.judge.answers import diff as compare
     from mbsolve.judge.cases import Case, read_cases
 
-    given = _given(model, hardware, gpus, seq)
+    stated = given(model, hardware, gpus, seq)
 
     def one(path: str) -> Case:
-        cases = read_cases(path, given)
+        cases = read_cases(path, stated)
         if len(cases) != 1:
             raise InputError(f"The file {path} holds {len(cases)} jobs, but diff compares one with one.")
         return Case(**{**vars(cases[0]), "name": path})
 
     found = compare(one(a), one(b))
     if json:
-        _print_json([found.model_dump(mode="json")])
+        print_json([found.model_dump(mode="json")])
     else:
         from mbsolve.judge.text import difference_text
 
-        print(difference_text(found, _width()), end="")
+        print(difference_text(found, width()), end="")
 
 
 def validate(
@@ -249,7 +233,7 @@ def validate(
     from mbsolve.judge.accuracy import accuracy_text
     from mbsolve.judge.memory_text import memory_text
 
-    print((memory_text if memory and not time else accuracy_text)(found, _width()), end="")
+    print((memory_text if memory and not time else accuracy_text)(found, width()), end="")
 
 
 def track(rows: Sequence[T], what: str) -> Iterable[T]:
@@ -264,5 +248,5 @@ def track(rows: Sequence[T], what: str) -> Iterable[T]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (check, evaluate, memory, diff, validate):
+    for command in (check, evaluate, diff, validate):
         app.command()(command)

@@ -16,8 +16,6 @@ HUB: Final = (
     "recompute_layernorm",
     "recompute_moe",
     "dispatcher",
-    "graph_attn",
-    "graph_moe_router",
 )
 # Shapes to a class from which classes are taken one by one.
 DENSE: Final = 6

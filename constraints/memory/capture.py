@@ -18,25 +18,14 @@ def scoped(impl: Value) -> Value:
 
 def graph_needs(scopes: Sequence[str]) -> tuple[str, ...]:
     """Decisions that `captured` reads."""
-    if not scopes:
-        return ()
-    whole = ("attn",) if "mlp" in scopes else ()
-    return ("cuda_graph_impl", *(f"graph_{s}" for s in dict.fromkeys((*scopes, *whole))))
+    return ("cuda_graph_impl", *(f"graph_{s}" for s in scopes)) if scopes else ()
 
 
 def captured(values: Mapping[str, Any], scopes: Sequence[str]) -> Value:
-    """1.0 where one of the scopes is captured.
-
-    The implementation "local" captures whole dense layers even where it is told attention alone: its memory was
-    the same with scope attn, attn and mlp, and none (H200 one-rank training step, 2026-11-30).
-    """
+    """1.0 where one of the scopes is captured."""
     if not scopes:
         return 0.0
-    impl = values["cuda_graph_impl"]
-    on = either(*(values[f"graph_{s}"] for s in scopes))
-    if "mlp" in scopes:
-        on = either(on, (np.asarray(impl) == "local") * either(values["graph_attn"]))
-    return on * scoped(impl)
+    return either(*(values[f"graph_{s}"] for s in scopes)) * scoped(values["cuda_graph_impl"])
 
 
 # What a captured half hands to the next one: the same bytes, but in the graph's pool. Term -> scope of the half before.
@@ -50,6 +39,11 @@ OUTPUTS: Final = {
 
 
 def in_pool(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether the tensor of a term is the output of a graph, which lies in its pool."""
-    scope = OUTPUTS.get(name)
+    """Whether the tensor of a term lies in a graph's pool though its own half is not captured.
+
+    Outputs of graphs do. So do those of an FFN behind a captured attention under the implementation "local", which
+    captured whole dense layers whatever scope it was told (H200 one-rank training step, 2026-11-30).
+    """
+    whole = values["cuda_graph_impl"] == "local" and name.startswith("saved.dense.")
+    scope = "attn" if whole else OUTPUTS.get(name)
     return scope is not None and bool(captured(values, (scope,)) > 0)

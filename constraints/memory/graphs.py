@@ -150,22 +150,11 @@ def dispatch_static(
 
 @term("graph_static.shared", row="device_bytes", per="one", source=_STATIC)
 def shared_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_attn: Value,
-    graph_mamba: Value,
-    graph_mlp: Value,
-    graph_moe_router: Value,
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value, cuda_graph_impl: Value
 ) -> Value:
     """Hidden states that all graphs of a rank share: output and gradient at their border."""
     held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    used = either(graph_attn, graph_mamba, graph_mlp, graph_moe_router)
-    return constant("graph_shared_tensors") * held * used
+    return constant("graph_shared_tensors") * held
 
 
 @term("graph_pool.moe.permuted", row="pool_bytes", per="pool_moe", source=_MASK)

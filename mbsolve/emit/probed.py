@@ -56,6 +56,11 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
     if row.get("outcome", "ok") != "ok":
         out.reason = f"the run ended with {row['outcome']}"
         return out
+    if row.get("first_optimizer_collected") is False:
+        out.reason = (
+            "the offloaded optimizer that the stack builds twice was not collected yet the first time"
+        )
+        return out
     seconds = row.get("fwd_bwd_ms")
     between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
     peak = row.get("peak_allocated_gib")

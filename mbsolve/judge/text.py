@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from mbsolve.constraints.check import Verdict
 from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
+from mbsolve.judge.memory import Remembered
 from mbsolve.report import words
+from mbsolve.report.memory import memory_report
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
 SHOWN_REPAIRS = 4
@@ -111,6 +115,18 @@ def about_lines(case: Case, found: Evaluated, width: int) -> list[str]:
     if found.evaluation is None:
         lines.append(wrap(f"not evaluated: {found.reason}", width, "  ", "    "))
     return lines
+
+
+def remembered_text(
+    case: Case, found: Remembered, width: int, *, verbose: bool = False, colour: bool = False
+) -> Text:
+    """The memory of one configuration, and what is to be said of it."""
+    lines = Text("\n".join(about_lines(case, found, width)) + "\n")
+    if found.account is None or found.memory_error is None:
+        return lines
+    error, relief = found.memory_error.words, found.relief
+    report = memory_report(found.account, error, relief, width, verbose=verbose, colour=colour)
+    return lines.append("\n").append_text(report)
 
 
 def evaluated_text(case: Case, found: Evaluated, width: int) -> str:

@@ -30,12 +30,13 @@ SHOWN_CHANGES: Final = 8
 
 
 def memory_report(
-    account: Account, relief: Relief | None, width: int, *, verbose: bool, colour: bool
+    account: Account, error: str, relief: Relief | None, width: int, *, verbose: bool, colour: bool
 ) -> Text:
     """The whole report.
 
     Parameters
     ----------
+    error : how far the figures may be off, in words.
     width : columns, 80 or more.
     verbose : every term of every kind of pipeline rank, with its source.
     colour : whether the terminal shows colours.
@@ -48,7 +49,7 @@ def memory_report(
                 *_indented(bars(account, width - 2, colour=colour)),
             ]
         ),
-        Text(wrap(account.memory_error.words, width, "  ", "    ")),
+        Text(wrap(error, width, "  ", "    ")),
     ]
     # What is said of the bars stands right below them.
     parts = [Text("\n").join(parts)]

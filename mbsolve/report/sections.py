@@ -76,7 +76,7 @@ def memory_lines(job: Job, e: Evaluation, width: int) -> list[str]:
     """The fullest rank of a plan, and what fills it."""
     worst = e.worst_stage
     extra = [
-        ("allocator", worst.peak_reserved_bytes - worst.peak_allocated_bytes),
+        ("allocator", worst.peak_reserved_bytes - worst.peak_allocated_bytes - worst.pool_bytes),
         ("context", worst.peak_device_bytes - worst.peak_reserved_bytes),
     ]
     groups = [

@@ -46,16 +46,16 @@ def test_json_is_the_evaluation_with_all_moments(capsys: pytest.CaptureFixture[s
     assert said is not None
     assert found["schema_version"] == 1
     assert found["legal"] is True
-    for stage, expected in zip(found["stages"], said.stages, strict=True):
+    for stage, expected in zip(found["account"]["stages"], said.stages, strict=True):
         for name, value in expected.model_dump(mode="json").items():
             assert stage[name] == value
         assert [m["kind"] for m in stage["moments"]] == ["between", "pass", "optimizer"]
         for moment in stage["moments"]:
             assert all(term["source"] for term in moment["terms"])
-    assert found["host"]["bytes_per_node"] == said.host_bytes_per_node
-    assert found["host"]["fullest_node_bytes"] == said.host_fullest_node_bytes
+    assert found["account"]["host"]["bytes_per_node"] == said.host_bytes_per_node
+    assert found["account"]["host"]["fullest_node_bytes"] == said.host_fullest_node_bytes
     assert found["memory_error"]["words"] == said.memory_error.words
-    assert {f["part"]: f["default"] for f in found["formats"]}["gradients"] is False
+    assert {f["part"]: f["default"] for f in found["account"]["formats"]}["gradients"] is False
     assert found["relief"]["wanted_bytes"] == 5 * 2**30
     assert all(change["freed_bytes"] >= 5 * 2**30 for change in found["relief"]["changes"])
 
@@ -78,7 +78,7 @@ def test_a_written_job_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_text(job_file(case.job, case.plan), encoding="utf-8")
     again = json.loads(out(["memory", str(file), "--json"], capsys))
     first = json.loads(out(["memory", MOE, "--json"], capsys))
-    assert again["stages"] == first["stages"]
+    assert again["account"]["stages"] == first["account"]["stages"]
 
 
 def test_an_illegal_job_is_not_told_what_would_free_memory(capsys: pytest.CaptureFixture[str]) -> None:

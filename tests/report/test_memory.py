@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mbsolve.constraints.account import Account, Format, HostAccount, MomentMemory, StageAccount, account
-from mbsolve.constraints.evaluation import MemoryBar, TermValue
+from mbsolve.constraints.evaluation import TermValue
 from mbsolve.constraints.holding import KINDS, Kind
 from mbsolve.constraints.relief import Change, Relief
 from mbsolve.constraints.vocabulary import Plan
@@ -109,14 +109,10 @@ def made(held: Sizes, more: tuple[float, ...], alike: tuple[tuple[int, ...], ...
         ),
         Format(part="gradients", setting="grad_dtype", format="fp32", bytes_each=4, of="parameter"),
     )
-    bar = MemoryBar(
-        name="pipeline", error_bar=0.01, short=0.01, rows=13, validated=True, words="fits, says the class"
-    )
     return Account(
         hbm_bytes=79.1 * GIB,
         limit_bytes=limit,
         fits={"hbm-capacity": True},
-        memory_error=bar,
         step_seconds=10.0,
         stages=stages,
         alike=alike,
@@ -161,7 +157,7 @@ REPORTS = {
 @pytest.mark.parametrize("name", REPORTS)
 def test_reports_read_as_before(name: str, verbose: bool) -> None:
     whole, relief = REPORTS[name]
-    text = memory_report(whole, relief, 80, verbose=verbose, colour=False).plain
+    text = memory_report(whole, "fits, says the class", relief, 80, verbose=verbose, colour=False).plain
     path = GOLDEN / f"{name}{'_verbose' if verbose else ''}.txt"
     if os.environ.get("MBSOLVE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
@@ -172,7 +168,9 @@ def test_reports_read_as_before(name: str, verbose: bool) -> None:
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_no_line_is_wider_than_asked_nor_unplain(width: int, verbose: bool) -> None:
     for whole, relief in REPORTS.values():
-        text = memory_report(whole, relief, width, verbose=verbose, colour=False).plain
+        text = memory_report(
+            whole, "fits, says the class", relief, width, verbose=verbose, colour=False
+        ).plain
         assert text.isascii()
         assert max(map(len, text.splitlines())) <= width
         assert not any(line != line.rstrip() for line in text.splitlines())
@@ -193,7 +191,7 @@ def numbers(line: str) -> list[float]:
 )
 def test_groups_of_the_tree_add_up_to_the_evaluation(model: str, plan: Plan) -> None:
     whole = account(make_job(model, "h200", 64, 4096, gbs=128), plan)
-    text = memory_report(whole, None, 80, verbose=True, colour=False).plain
+    text = memory_report(whole, "", None, 80, verbose=True, colour=False).plain
     trees = re.split(r"(?m)^Pipeline rank.*$", text)[1:]
     assert len(trees) == len(whole.alike)
     for tree, ranks in zip(trees, whole.alike, strict=True):

@@ -34,6 +34,10 @@ CASES: dict[str, Callable[[], tuple[Job, Plan]]] = {
         make_job("llama3-8b", "h200", 8, 8192, gbs=64),
         Plan(tp=2, sequence_parallel=True, activation_offload_layers=9),
     ),
+    "whole graph": lambda: (
+        make_job("llama3-8b", "h100", 8, 8192, gbs=128),
+        Plan(cuda_graph_impl="full_iteration"),
+    ),
     "hybrid": lambda: (make_job("qwen3-next-80b", "h200", 64, 4096, gbs=64), Plan(ep=32, pp=2)),
 }
 
