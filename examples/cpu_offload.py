@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mbsolve import Plan, evaluate, make_job, solve
+from typing import Any
+
+from mbsolve import Plan, check, evaluate, make_job, solve
 
 GB, GIB = 1e9, 2**30
 # Qwen3-30B-A3B on 16 H100 with TP 2, PP 2, EP 4: GB between steps and ms a step for each offloaded share. The batch
@@ -27,6 +29,32 @@ def price() -> None:
         )
 
 
+def compare() -> None:
+    """Price the kinds of offload on one layout: what each frees of the fullest GPU, what it costs, what a node pins."""
+    job = make_job("qwen3-30b-a3b", "h100", 16, 4096, gbs=256)
+    plain = Plan(ep=16)
+    base = evaluate(job, plain)
+    print(
+        f"{job.model.title}, 16 x H100, EP 16: {base.worst_stage.peak_device_bytes / GIB:.1f} GiB, no offload"
+    )
+    print("what is offloaded                    GiB freed  step    host GiB a node")
+    kinds: dict[str, dict[str, Any]] = {
+        "optimizer, half": {"optimizer_offload_fraction": 0.5},
+        "optimizer, whole": {"optimizer_offload_fraction": 1.0},
+        "activations of 8 layers": {"activation_offload_layers": 8},
+        "core attention and projection": {"fine_grained_offload_modules": ("core_attn", "attn_proj")},
+        "expert input and activation": {"fine_grained_offload_modules": ("expert_fc1", "moe_act")},
+    }
+    for name, changes in kinds.items():
+        plan = plain.model_copy(update=changes)
+        cost = evaluate(job, plan)
+        freed = base.worst_stage.peak_device_bytes - cost.worst_stage.peak_device_bytes
+        slower = cost.step_seconds / base.step_seconds - 1
+        broken = check(job, plan).violations
+        legal = f"  not legal: {broken[0].rule}" if broken else ""
+        print(f"{name:36} {freed / GIB:9.1f} {slower:+7.1%} {cost.host_bytes_per_node / GIB:11.0f}{legal}")
+
+
 def decide() -> None:
     """Let the solver decide: it offloads where nothing cheaper fits, and only as much as is needed."""
     print("Llama 3 8B, 8192 tokens: the best plan for each number of H100")
@@ -44,8 +72,9 @@ def decide() -> None:
 
 
 def main() -> None:
-    """Price, then decide."""
+    """Price, compare, then decide."""
     price()
+    compare()
     decide()
 
 

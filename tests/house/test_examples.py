@@ -15,7 +15,6 @@ SAYS = {
     "cuda_graphs": "cg-moe-xor-router",
     "from_a_scheduler": "Cheapest: ",
     "long_context": "131072 tokens, CP 32",
-    "offload_memory": "activations of 31 layers",
     "one_plan": "OPTIMAL",
     "why_not": "hbm-capacity",
 }
