@@ -219,6 +219,9 @@ def _formats(p: Priced, worst: StageAccount, defaults: frozenset[str]) -> tuple[
     settings = p.job.settings
     between = next(m for m in worst.moments if m.kind == "between")
     parameters, shard = _elements(p, between)
+    if not p.job.quantised:
+        # Nothing but a quantised job asks how weights are stored.
+        defaults |= {"fp8_param"}
     weights = p.job.precision if p.job.quantised and settings.fp8_param else "bf16"
     rows: tuple[tuple[Part, str, str, Of, float], ...] = (
         ("weights", "fp8_param", weights, "parameter", parameters),

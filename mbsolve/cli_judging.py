@@ -6,7 +6,7 @@ import json as encoder
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -107,6 +107,9 @@ def check(
 def evaluate(
     files: Files,
     json: Json = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
+    ] = False,
     model: ModelOption = None,
     hardware: HardwareOption = None,
     gpus: GpusOption = None,
@@ -116,6 +119,8 @@ def evaluate(
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
+    if memory:
+        show_memory(files, given(model, hardware, gpus, seq), json=json)
     cases = read_many(files, given(model, hardware, gpus, seq))
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
@@ -127,6 +132,51 @@ def evaluate(
 
         print("\n".join(evaluated_text(c, e, width()) for c, e in zip(cases, found, strict=True)), end="")
     raise typer.Exit(OK if all(e.legal for e in found) else NO)
+
+
+def show_memory(
+    files: Sequence[str],
+    stated: Given,
+    *,
+    free: float | None = None,
+    verbose: bool = False,
+    json: bool = False,
+) -> NoReturn:
+    """Print the memory of configurations; exits with the code that says whether all are legal and fit.
+
+    Parameters
+    ----------
+    free : bytes that single changes should free; None asks only where a plan does not fit.
+    """
+    from mbsolve.errors import InputError
+    from mbsolve.judge.answers import read_many
+    from mbsolve.judge.memory import memory_of
+
+    cases = read_many(files, stated)
+    found = [memory_of(case, free) for case in cases]
+    if len(found) == 1 and found[0].evaluation is None and found[0].legal:
+        raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
+    if json:
+        print_json([one.flat() for one in found])
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        from mbsolve.judge.text import remembered_text
+
+        console, columns = Console(highlight=False), width()
+        colour = console.color_system is not None
+        texts = (
+            remembered_text(c, f, columns, verbose=verbose, colour=colour)
+            for c, f in zip(cases, found, strict=True)
+        )
+        whole = Text("\n").join(texts)
+        if colour:
+            console.print(whole, end="", soft_wrap=True)
+        else:
+            print(whole.plain, end="")
+    good = all(one.legal and (one.account is None or all(one.account.fits.values())) for one in found)
+    raise typer.Exit(OK if good else NO)
 
 
 def diff(

@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from mbsolve.cli_judging import (
-    NO,
-    OK,
     Files,
     GpusOption,
     HardwareOption,
@@ -16,8 +14,7 @@ from mbsolve.cli_judging import (
     ModelOption,
     SeqOption,
     given,
-    print_json,
-    width,
+    show_memory,
 )
 
 GIB = 2**30
@@ -39,24 +36,9 @@ def memory(
     seq: SeqOption = None,
 ) -> None:
     """Show the memory of configurations: every pipeline rank, term by term, the host, and what would free some."""
-    from mbsolve.errors import InputError
-    from mbsolve.judge.answers import read_many
-    from mbsolve.judge.memory import memory_of
-
     wanted = None if free is None else _gib(free) * GIB
-    cases = read_many(files, given(model, hardware, gpus, seq))
-    found = [memory_of(case, wanted) for case in cases]
-    if len(found) == 1 and found[0].evaluation is None and found[0].legal:
-        raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
-    if json:
-        print_json([one.flat() for one in found])
-    else:
-        from mbsolve.judge.text import remembered_text
-
-        texts = (remembered_text(c, f, width(), verbose) for c, f in zip(cases, found, strict=True))
-        print("\n".join(texts), end="")
-    good = all(one.legal and (one.account is None or all(one.account.fits.values())) for one in found)
-    raise typer.Exit(OK if good else NO)
+    stated = given(model, hardware, gpus, seq)
+    show_memory(files, stated, free=wanted, verbose=verbose, json=json)
 
 
 def _gib(text: str) -> float:

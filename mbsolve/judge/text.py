@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from mbsolve.constraints.check import Verdict
 from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
@@ -13,7 +15,7 @@ from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
 from mbsolve.judge.memory import Remembered
 from mbsolve.report import words
-from mbsolve.report.memory import memory_account_text
+from mbsolve.report.memory import memory_report
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
 
 SHOWN_REPAIRS = 4
@@ -102,31 +104,36 @@ def verdicts_text(cases: Sequence[Case], verdicts: Sequence[Verdict], width: int
     return "\n".join(parts) + "\n"
 
 
-def remembered_text(case: Case, found: Remembered, width: int, verbose: bool = False) -> str:
-    """The memory of one configuration, and what is to be said of it."""
+def about_lines(case: Case, found: Evaluated, width: int) -> list[str]:
+    """What an evaluation is of: the job, the laws it breaks, what was changed and completed, why there is no figure."""
     lines = [wrap(f"{case.name}: {subject(case.job)}", width)]
     lines += [
         wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
         for broken in found.violations
     ]
     lines += _changes(case, found, width) + _notes(case, found, width)
+    if found.evaluation is None:
+        lines.append(wrap(f"not evaluated: {found.reason}", width, "  ", "    "))
+    return lines
+
+
+def remembered_text(
+    case: Case, found: Remembered, width: int, *, verbose: bool = False, colour: bool = False
+) -> Text:
+    """The memory of one configuration, and what is to be said of it."""
+    lines = Text("\n".join(about_lines(case, found, width)) + "\n")
     if found.account is None or found.memory_error is None:
-        return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"
-    text = memory_account_text(found.account, found.memory_error.words, found.relief, width, verbose)
-    return "\n".join(lines) + "\n\n" + text
+        return lines
+    error, relief = found.memory_error.words, found.relief
+    report = memory_report(found.account, error, relief, width, verbose=verbose, colour=colour)
+    return lines.append("\n").append_text(report)
 
 
 def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
     """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
-    lines = [wrap(f"{case.name}: {subject(case.job)}", width)]
-    lines += [
-        wrap(f"not legal: {broken.because}  [{broken.rule}]", width, "  ", "    ")
-        for broken in found.violations
-    ]
-    lines += _changes(case, found, width) + _notes(case, found, width)
-    e = found.evaluation
+    lines, e = about_lines(case, found, width), found.evaluation
     if e is None:
-        return "\n".join([*lines, wrap(f"not evaluated: {found.reason}", width, "  ", "    ")]) + "\n"
+        return "\n".join(lines) + "\n"
     speed = f"{e.tokens_per_second_per_gpu:.0f} tokens/s/GPU, {e.tflops_per_gpu:.0f} TFLOP/s/GPU"
     grids = f"TPxCPxDPxPP {words.grid(e.grids.dense)}, ETPxEPxEDPxPP {words.grid(e.grids.expert)}"
     totals = [

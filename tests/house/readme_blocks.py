@@ -14,8 +14,9 @@ README = Path(__file__).parents[2] / "README.md"
 COMMANDS = {
     "plan": "--model dsv3 --seq 131072 --gpus 256",
     "no": "--model llama3-8b --gpus 1 --seq 8192 --fix optimizer_offload_fraction=0",
+    "memory": "memory examples/jobs/qwen3-30b.yaml --free 5",
 }
-CODES = {"plan": 0, "no": 3}
+CODES = {"plan": 0, "no": 3, "memory": 0}
 # The rest of the report (assumptions, notes, the launch command) would push all else off the first screen.
 CUT = "\nAssumed:"
 
@@ -39,10 +40,12 @@ def output(name: str) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         # The line about another precision comes after the cut, so it need not be computed.
-        code = main([*shlex.split(COMMANDS[name]), "--no-alternatives"])
+        more = ["--no-alternatives"] if COMMANDS[name].startswith("--") else []
+        code = main([*shlex.split(COMMANDS[name]), *more])
     if code != CODES[name]:
         raise RuntimeError(f"mbsolve {COMMANDS[name]} ended with {code}, not {CODES[name]}.")
-    return shown.getvalue().partition(CUT)[0].rstrip() + "\n...\n"
+    text, cut, _ = shown.getvalue().partition(CUT)
+    return text.rstrip() + ("\n...\n" if cut else "\n")
 
 
 def main() -> None:

@@ -120,7 +120,10 @@ def test_examples_are_all_named() -> None:
         assert f"examples/{example.name}" in README
 
 
-@pytest.mark.parametrize(("name", "said"), [("plan", "dsv3, 131072 tokens"), ("no", "No plan: llama3-8b")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("plan", "dsv3, 131072 tokens"), ("no", "No plan: llama3-8b"), ("memory", "Pipeline rank 0")],
+)
 def test_shown_output_is_an_output(name: str, said: str) -> None:
     module = blocks()
     found = module.block(name).findall(README)
