@@ -71,7 +71,7 @@ def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         "weights_gib": result["weights"],
         "before_first_step_gib": result["static"],
         "between_steps_gib": last["after"],
-        "peak_allocated_gib": last["pass_peak"],
+        "peak_allocated_gib": max(last["pass_peak"], last["optimizer_peak"]),
         "peak_reserved_gib": result["reserved_peak"],
         "reserved_between_steps_gib": last["reserved"],
         "first_step_peak_gib": steps[0]["pass_peak"],
