@@ -17,7 +17,8 @@ from mbsolve.constraints.holding import Held, fullest_node, held
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.capture import in_pool
 from mbsolve.constraints.memory.device import reserved_permille
-from mbsolve.constraints.moments import COLUMN, Moments, all_moments
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import Moments, all_moments
 from mbsolve.constraints.placement import Replay, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.quantise import PERMILLE
 from mbsolve.constraints.rule import RESERVED, Row, Term

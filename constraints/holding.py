@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbsolve.constraints.evaluation import TermValue
-from mbsolve.constraints.moments import COLUMN, Moments
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import Moments
 from mbsolve.constraints.rule import Term
 
 __all__ = ["KINDS", "Held", "Kind", "Node", "fullest_node", "held"]

@@ -12,83 +12,20 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mbsolve.constraints.blocks import Block, blocks_of
 from mbsolve.constraints.memory.constants import constant
+from mbsolve.constraints.moment_counts import COLUMN, HELD, MOMENT_COUNTS, POOLED, ZERO, at
 from mbsolve.constraints.placement import (
     STAGE_COUNTS,
     Replay,
     Stage,
     chunks_of,
-    halves_of,
-    replayed,
     stage_counts,
     virtual_stages,
 )
 from mbsolve.constraints.schedule import Ints, representative, states, undominated, undominated_index, walk
 from mbsolve.constraints.vocabulary import Split
-from mbsolve.models.card import LayerKind, Model
-
-# Counts that exist beside the stage counts, for memory rows only.
-LIVE = (
-    "live_attention",
-    "live_gdn",
-    "live_mamba",
-    "live_dense",
-    "live_moe",
-    "live_mtp",
-    "live_unit",
-    "live_head",
-    "live_logits",
-)
-STALE = ("stale_moe", "stale_unit")
-# The most layer halves that are ever held at once: what graphs captured for them keep through the whole step.
-POOL = ("pool_attention", "pool_gdn", "pool_mamba", "pool_dense", "pool_moe")
-AT = (
-    "at_forward_attention",
-    "at_forward_gdn",
-    "at_forward_mamba",
-    "at_forward_dense",
-    "at_forward_moe",
-    "at_nograd_attention",
-    "at_nograd_gdn",
-    "at_nograd_mamba",
-    "at_nograd_dense",
-    "at_nograd_moe",
-    "at_backward_dense",
-    "at_backward_moe",
-    "at_backward_attention",
-    "at_backward_gdn",
-    "at_backward_mamba",
-    "at_loss",
-    "at_loss_backward",
-    "at_embedding_grad",
-    "at_rest",
-    "at_optimizer",
-    "p2p",
-    "received",
-    "rest_moe",
-    # Stage counts again, at the optimizer step only.
-    "step_attention",
-    "step_gdn",
-    "step_mamba",
-    "step_dense",
-    "step_moe",
-    "step_mtp",
-    "step_embedding",
-    "step_head",
-    # And again, from the optimizer step to the next forward.
-    "after_attention",
-    "after_gdn",
-    "after_mamba",
-    "after_dense",
-    "after_moe",
-    "after_mtp",
-    "after_embedding",
-    "after_head",
-)
-MOMENT_COUNTS = STAGE_COUNTS + LIVE + STALE + POOL + AT
-COLUMN = {name: i for i, name in enumerate(MOMENT_COUNTS)}
-_POOLED = [COLUMN[name] for name in POOL]
-_HELD = [COLUMN[name.replace("pool", "live")] for name in POOL]
+from mbsolve.models.card import Model
 
 
 class Moments(NamedTuple):
@@ -97,116 +34,6 @@ class Moments(NamedTuple):
     rank: int
     labels: tuple[str, ...]
     counts: Ints
-
-
-class Block(NamedTuple):
-    """Layers that are saved and replayed together."""
-
-    kinds: tuple[LayerKind, ...]
-    unit: bool = False
-    mtp: bool = False
-    offloaded: bool = False
-    first: bool = False
-
-    def live(self) -> Ints:
-        """Counts held from the end of the block's forward to its backward."""
-        v = np.zeros(len(MOMENT_COUNTS), np.int64)
-        v[COLUMN["live_mtp"]] = int(self.mtp)
-        if self.unit or (self.offloaded and self.first):
-            v[COLUMN["live_unit"]] = 1
-        elif not self.offloaded:
-            v += self.halves()
-        return v
-
-    def halves(self) -> Ints:
-        """Counts of everything the layers save when nothing is checkpointed."""
-        v = np.zeros(len(MOMENT_COUNTS), np.int64)
-        for kind in self.kinds:
-            for half in halves_of(kind):
-                v[COLUMN[f"live_{half}"]] += 1
-        return v
-
-    def parts(self) -> list[tuple[str, ...]]:
-        """The distinct layers of the block as halves, those with the same FFN together."""
-        return sorted({halves_of(k) for k in self.kinds}, key=lambda p: (p[-1], p))
-
-    def left(self) -> Ints:
-        """Counts that stay referenced after the block's backward."""
-        v = np.zeros(len(MOMENT_COUNTS), np.int64)
-        if any(k.ffn == "moe" for k in self.kinds):
-            v[COLUMN["stale_unit" if self.unit else "stale_moe"]] = 1
-        return v
-
-    def forward(self) -> Iterator[tuple[str, Ints]]:
-        """Transients of the block's forward, above what `live` keeps.
-
-        Of attention with an FFN behind it none is looked at: that of the FFN is larger.
-        """
-        way = "at_nograd" if self.unit else "at_forward"
-        for parts in self.parts():
-            last = parts[-1]
-            for half in parts:
-                if half == "attention" and half != last:
-                    continue
-                v = _at(f"{way}_{half}")
-                if self.offloaded:
-                    v = v + self.halves() - self.live()
-                if half != last and not self.unit:
-                    v[COLUMN[f"live_{last}"]] -= 1
-                yield f"forward of {half} layer", v
-
-    def backward(self) -> Iterator[tuple[str, Ints]]:
-        """Transients of the block's backward, above what `live` keeps; replayed or reloaded tensors included."""
-        back = (
-            self.halves() - self.live()
-            if self.unit or self.offloaded
-            else np.zeros(len(MOMENT_COUNTS), np.int64)
-        )
-        back[COLUMN["live_mtp"]] = 0
-        for parts in self.parts():
-            last = parts[-1]
-            if self.unit:
-                yield f"replayed forward of {last} layer", back + _at(f"at_forward_{last}")
-            if last in ("dense", "moe"):
-                yield f"backward of {last} layer", back + _at(f"at_backward_{last}")
-            if parts[0] == last and last in ("dense", "moe"):
-                continue
-            mixer = back + _at(f"at_backward_{parts[0]}")
-            if parts[0] == last:
-                yield f"backward of {last} layer", mixer
-            else:
-                mixer[COLUMN[f"live_{last}"]] -= 1
-                yield f"backward of {parts[0]} in {last} layer", mixer
-
-
-_ZERO = np.zeros(len(MOMENT_COUNTS), np.int64)
-
-
-def _at(name: str) -> Ints:
-    v = np.zeros(len(MOMENT_COUNTS), np.int64)
-    v[COLUMN[name]] = 1
-    return v
-
-
-def blocks_of(chunk: Stage, replay: Replay) -> list[Block]:
-    """The blocks of a virtual stage under full recompute or layer offload."""
-    flags = replayed(chunk, replay)
-    layers = [item for item in chunk if item.kind is not None]
-    out: list[Block] = []
-    for what in ("layer", "mtp"):
-        part = [
-            (i.kind, f) for i, f in zip(layers, flags, strict=True) if i.what == what and i.kind is not None
-        ]
-        step = replay.num_layers if replay.method == "uniform" else 1
-        at = 0
-        while at < len(part):
-            flag = part[at][1]
-            size = step if flag else 1
-            group = tuple(k for k, _ in part[at : at + size])
-            gone = not flag and len(out) < replay.offloaded
-            out.append(Block(group, unit=flag, mtp=what == "mtp", offloaded=gone, first=not out))
-            at += size
-    return out
 
 
 def _run_ends(blocks: list[Block]) -> list[int]:
@@ -225,15 +52,15 @@ def _run_ends(blocks: list[Block]) -> list[int]:
 
 def _forward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
     """What the moments of a chunk's forward hold beside what was in flight before it."""
-    p2p = _at("p2p")
-    lives = np.cumsum([_ZERO, *(b.live() for b in mine)], axis=0)
-    lefts = np.cumsum([_ZERO, *(b.left() for b in mine)], axis=0)
+    p2p = at("p2p")
+    lives = np.cumsum([ZERO, *(b.live() for b in mine)], axis=0)
+    lefts = np.cumsum([ZERO, *(b.left() for b in mine)], axis=0)
     for i in _run_ends(mine):
         held = lives[i + 1] + int(stale) * (lefts[-1] - lefts[i + 1]) + p2p
         for label, extra in mine[i].forward():
             yield label, held + extra
     if any(item.what == "head" for item in chunk):
-        loss = lives[-1] + _head(chunk) + p2p + _at("at_loss")
+        loss = lives[-1] + _head(chunk) + p2p + at("at_loss")
         loss[COLUMN["live_logits"]] -= 1
         yield "loss forward (logits and saved copy)", loss
 
@@ -244,32 +71,32 @@ def _beside(chunk: Stage) -> Iterator[tuple[str, Ints]]:
     The forward fills as many layers as the backward has emptied; at its end comes the embedding's gradient.
     """
     if any(item.kind is not None and item.kind.ffn == "moe" for item in chunk):
-        passing = _at("p2p") + _at("at_backward_moe")
-        yield "forward beside backward of moe layer", passing + _at("at_forward_moe")
+        passing = at("p2p") + at("at_backward_moe")
+        yield "forward beside backward of moe layer", passing + at("at_forward_moe")
         if any(item.what == "embedding" for item in chunk):
             # The forward holds the tokens twice then, as a backward does.
-            yield "embedding gradient beside forward of moe layer", passing + _at("at_embedding_grad")
+            yield "embedding gradient beside forward of moe layer", passing + at("at_embedding_grad")
 
 
 def _backward_offsets(chunk: Stage, mine: list[Block], stale: bool) -> Iterator[tuple[str, Ints]]:
     """What the moments of a chunk's backward hold beside what was in flight before it."""
-    p2p, head = _at("p2p"), _head(chunk)
-    lives = np.cumsum([_ZERO, *(b.live() for b in mine)], axis=0)
-    lefts = np.cumsum([_ZERO, *(b.left() for b in mine)], axis=0)
+    p2p, head = at("p2p"), _head(chunk)
+    lives = np.cumsum([ZERO, *(b.live() for b in mine)], axis=0)
+    lefts = np.cumsum([ZERO, *(b.left() for b in mine)], axis=0)
     if head.any():
-        yield "loss backward", int(stale) * lefts[-1] + _at("at_loss_backward")
+        yield "loss backward", int(stale) * lefts[-1] + at("at_loss_backward")
     for i in _run_ends(mine):
         gone = lives[-1] - lives[i + 1] + head
         residue = lefts[-1] - lefts[i + 1] + int(stale) * lefts[i]
         for label, extra in mine[i].backward():
             yield label, residue - gone + p2p + extra
     if any(item.what == "embedding" for item in chunk):
-        yield "embedding gradient", lefts[-1] - lives[-1] - head + _at("at_embedding_grad")
+        yield "embedding gradient", lefts[-1] - lives[-1] - head + at("at_embedding_grad")
 
 
 def _head(chunk: Stage) -> Ints:
     """Counts of the final norm and the logits of a chunk that computes the loss."""
-    v = _ZERO.copy()
+    v = ZERO.copy()
     if any(item.what == "head" for item in chunk):
         number = 1 + sum(item.what == "mtp" for item in chunk)
         v[COLUMN["live_head"]] = v[COLUMN["live_logits"]] = number
@@ -305,7 +132,7 @@ def held_by(chunk: Stage, replay: Replay) -> Ints:
 @lru_cache(maxsize=16384)
 def _left(chunk: Stage, replay: Replay) -> Ints:
     """Counts that stay referenced after a backward of a chunk."""
-    return np.asarray(sum((b.left() for b in blocks_of(chunk, replay)), _ZERO))
+    return np.asarray(sum((b.left() for b in blocks_of(chunk, replay)), ZERO))
 
 
 def receiving(pp: int, vpp: int, rank: int) -> Ints:
@@ -343,7 +170,7 @@ def rank_moments(
         held = state.in_flight @ whole + state.others @ left
         held[:, COLUMN["received"]] += (state.others * (state.in_flight == 0)) @ receives
         full = held + state.forward * whole[state.chunk]
-        base[_POOLED] = np.maximum(base[_POOLED], full[:, _HELD].max(axis=0))
+        base[POOLED] = np.maximum(base[POOLED], full[:, HELD].max(axis=0))
         alike.setdefault((state.forward, chunks[state.chunk], state.stale), []).append(held)
     labels: list[str] = []
     found: list[Ints] = []
@@ -353,13 +180,13 @@ def rank_moments(
         extra = _with_p2p(extra, sent_and_received(pp, len(chunks), rank, forward))
         found.append((held[:, None, :] + extra[None, :, :]).reshape(-1, len(MOMENT_COUNTS)))
         labels += list(names) * len(held)
-    rest = left.sum(axis=0) + _at("at_rest")
+    rest = left.sum(axis=0) + at("at_rest")
     rest[COLUMN["rest_moe"]] = counts["moe"] - counts["replayed_moe"]
     rest[COLUMN["received"]] = receives.sum()
     blocks = ("attention", "gdn", "mamba", "dense", "moe", "mtp", "embedding", "head")
     for name in blocks:
         rest[COLUMN[f"after_{name}"]] = counts[name]
-    update = rest + _at("at_optimizer")
+    update = rest + at("at_optimizer")
     for name in blocks:
         update[COLUMN[f"step_{name}"]] = counts[name]
     rows = np.vstack([*found, update])
@@ -397,7 +224,7 @@ def summit(
     size = steps.before @ sizes + steps.forward * sizes[steps.chunk]
     receives = receiving(pp, len(chunks), rank)
     full = steps.before @ whole + steps.forward[:, None] * whole[steps.chunk]
-    base[_POOLED] = full[:, _HELD].max(axis=0)
+    base[POOLED] = full[:, HELD].max(axis=0)
     rows: dict[str, Ints] = {}
     for forward in (True, False):
         mine = np.flatnonzero(there & (steps.forward == forward))

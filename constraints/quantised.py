@@ -9,7 +9,7 @@ import numpy as np
 from mbsolve.constraints.evaluate import Priced, plan_moments, priced, replay_of
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
-from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.moment_counts import COLUMN
 from mbsolve.constraints.placement import STAGE_COUNTS, stage_classes
 from mbsolve.constraints.quantise import BYTES_PER_QUANTUM, PERMILLE, permille_down, permille_up, quanta
 from mbsolve.constraints.rule import RESERVED, Row

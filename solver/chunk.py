@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.moment_counts import COLUMN
 from mbsolve.solver.bounds import Bounder
 from mbsolve.solver.columns import Columns, Ints
 from mbsolve.solver.goal import Key, least

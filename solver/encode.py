@@ -11,7 +11,7 @@ from ortools.sat.python import cp_model
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import reserved_permille
-from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.moment_counts import COLUMN
 from mbsolve.constraints.quantise import PERMILLE, permille_down, permille_up, quanta
 from mbsolve.constraints.quantised import bubble_weight, ceil_div, memory_limits
 from mbsolve.constraints.rule import RESERVED

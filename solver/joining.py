@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.moment_counts import COLUMN
 from mbsolve.solver.columns import Ints
 from mbsolve.solver.components import HUB, Component, linked
 from mbsolve.solver.rows import Rows

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.moments import COLUMN, SUMMIT
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import SUMMIT
 from mbsolve.constraints.placement import STAGE_COUNTS, Replay
 from mbsolve.constraints.schedule import Ints
 from mbsolve.models.card import Model

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.moments import COLUMN, SUMMIT, summit, worst_moments
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import SUMMIT, summit, worst_moments
 from mbsolve.constraints.placement import (
     STAGE_COUNTS,
     Replay,

@@ -10,7 +10,7 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit, host_limit_per_rank, reserved_permille
-from mbsolve.constraints.moments import COLUMN
+from mbsolve.constraints.moment_counts import COLUMN
 from mbsolve.constraints.quantise import PERMILLE, SECONDS_PER_QUANTUM
 from mbsolve.constraints.rule import RESERVED, Term
 from mbsolve.constraints.time.step import SOFT_SCALE, TANGENTS, exposure

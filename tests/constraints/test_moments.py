@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mbsolve.constraints.moments import (
-    COLUMN,
-    MOMENT_COUNTS,
-    POOL,
-    Block,
-    blocks_of,
-    rank_moments,
-    receiving,
-    sent_and_received,
-    worst_moments,
-)
+from mbsolve.constraints.blocks import Block, blocks_of
+from mbsolve.constraints.moment_counts import COLUMN, MOMENT_COUNTS, POOL
+from mbsolve.constraints.moments import rank_moments, receiving, sent_and_received, worst_moments
 from mbsolve.constraints.placement import Replay, Stage, chunks_of, stage_counts, virtual_stages
 from mbsolve.constraints.schedule import Ints, passes, representative
 from mbsolve.constraints.splits import splits

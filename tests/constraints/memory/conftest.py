@@ -11,7 +11,8 @@ import pytest
 
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
-from mbsolve.constraints.moments import COLUMN, all_moments
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import all_moments
 from mbsolve.constraints.placement import Replay
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.hardware.card import load_machine

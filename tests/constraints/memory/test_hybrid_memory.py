@@ -10,7 +10,8 @@ from mbsolve.constraints.evaluate import evaluate, priced, rank_counts
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.resident import GRADIENTS, WEIGHTS
 from mbsolve.constraints.memory.tensors import TENSORS
-from mbsolve.constraints.moments import COLUMN, held_by
+from mbsolve.constraints.moment_counts import COLUMN
+from mbsolve.constraints.moments import held_by
 from mbsolve.constraints.placement import Replay, halves_of, virtual_stages
 from mbsolve.constraints.vocabulary import Plan, Settings, Split
 from mbsolve.hardware.card import load_machine

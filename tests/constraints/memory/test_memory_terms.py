@@ -15,7 +15,7 @@ from mbsolve.constraints.memory import sizes, tensors
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory.declare import SavedTensor, ask
 from mbsolve.constraints.memory.device import reserved_permille
-from mbsolve.constraints.moments import MOMENT_COUNTS
+from mbsolve.constraints.moment_counts import MOMENT_COUNTS
 from mbsolve.constraints.rule import RESERVED
 from mbsolve.constraints.vocabulary import (
     DECISIONS,
