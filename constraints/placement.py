@@ -139,6 +139,8 @@ def _sizes(layers: int, pp: int, vpp: int, split: Split) -> list[int]:
             )
         return sizes
     if not (split.first or split.last):
+        if count > layers:
+            raise PlacementError(f"{layers} layers do not fill {count} virtual stages")
         return [layers // count + (1 if i < layers % count else 0) for i in range(count)]
     per_rank = [0] * pp
     middle = list(range(pp))

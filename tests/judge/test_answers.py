@@ -14,6 +14,7 @@ from mbsolve.constraints.changes import applied
 from mbsolve.constraints.check import Verdict, broken_laws, judged
 from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.normalise import normalise
+from mbsolve.judge.answers import evaluate_case
 from mbsolve.judge.cases import read_cases
 
 GOOD: dict[str, Any] = {
@@ -185,3 +186,13 @@ def test_a_solved_plan_is_checked_and_evaluated_to_the_same(
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["verdict"] == "feasible"
     assert verdict["evaluation"] == outcome["plans"][0]["evaluation"]
+
+
+def test_more_stages_than_layers_are_a_reason_not_a_price(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    many = "{pipeline_model_parallel_size: 4096, virtual_pipeline_model_parallel_size: 4096}"
+    job.write_text(f"{{model: mixtral-8x22b, gpus: 256, seq_len: 4096, config: {many}}}", encoding="utf-8")
+    (case,) = read_cases(job)
+    found = evaluate_case(case)
+    assert not found.legal and found.evaluation is None
+    assert found.reason == "56 layers do not fill 16777216 virtual stages"
