@@ -84,7 +84,12 @@ def test_a_written_job_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_an_illegal_job_is_not_told_what_would_free_memory(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(["memory", BROKEN, "--free", "5"], capsys, 3)
     assert "not legal: " in text
+    assert "frees" not in text
     assert "What would free" not in text
+    found = json.loads(out(["memory", BROKEN, "--free", "5", "--json"], capsys, 3))
+    assert found["legal"] is False
+    assert found["account"]["stages"]
+    assert found["relief"] is None
 
 
 def test_sources_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mbsolve.constraints.account import account
@@ -105,15 +105,19 @@ def test_formats_say_the_bytes_of_an_element(
 
 
 @given(
-    data=st.data(),
+    held=st.lists(st.integers(0, 50), min_size=1, max_size=7),
     per_stage=st.integers(1, 12),
-    pp=st.integers(1, 7),
     per_node=st.integers(1, 10),
 )
+# The fullest node is one that a pipeline rank begins or ends in, or lies wholly inside of one.
+@example(held=[0, 10, 0], per_stage=7, per_node=3)
+@example(held=[9, 10, 0], per_stage=7, per_node=3)
+@example(held=[0, 10, 9], per_stage=7, per_node=3)
+@example(held=[0, 10], per_stage=7, per_node=3)
 def test_fullest_node_is_that_of_a_walk_over_all_ranks(
-    data: st.DataObject, per_stage: int, pp: int, per_node: int
+    held: list[int], per_stage: int, per_node: int
 ) -> None:
-    held = data.draw(st.lists(st.integers(0, 50), min_size=pp, max_size=pp))
+    pp = len(held)
     ranks = [held[rank // per_stage] for rank in range(pp * per_stage)]
     sums = [sum(ranks[i : i + per_node]) for i in range(0, len(ranks), per_node)]
     found = fullest_node([float(h) for h in held], len(ranks), per_node)
