@@ -61,8 +61,12 @@ def row(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """What a run measured: memory of its last step, times of those after the first three."""
-    steps = result["steps"]
+    """What a run measured: memory of its last step, times of those after the first three.
+
+    The step that a profile slowed down is not among them.
+    """
+    profile, capture = result.get("profile"), result.get("capture")
+    steps = result["steps"][:-1] if profile else result["steps"]
     last, steady = steps[-1], steps[3:] if len(steps) > 4 else steps[-1:]
     times = ("fwd_bwd_ms", "launch_ms", "optimizer_ms") if job.get("timed") else ()
     return {
@@ -79,13 +83,21 @@ def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         "first_optimizer_peak_gib": steps[0]["optimizer_peak"],
         "before_optimizer_gib": last["before_optimizer"],
         "optimizer_state_gib": result["optimizer_state"],
-        "capture": result.get("capture"),
+        "capture": capture and {name: capture[name] for name in ("seconds", "allocated", "peak")},
         "host_pinned_gib": result.get("host_allocated_peak") or None,
-        "offloaded_bytes_a_microbatch": result.get("offloaded_bytes"),
+        "offloaded_bytes_a_microbatch": result.get("offloaded_bytes") or None,
+        "host": result.get("host") if job.get("opt", {}).get("optimizer_cpu_offload") else None,
+        "profile": profile and profile_of(profile),
         "outcome": "ok",
         "inherited_gib": 0,
         **{name: round(median(step[name] for step in steady), 2) for name in times},
     }
+
+
+def profile_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """Kernels of a profiled step by kind, and the calls of the host that took more than 0.3 ms in all."""
+    out = {name: raw[name] for name in ("kernels", "kernel_ms", "busy_ms", "by_kind")}
+    return {**out, "host_calls": {name: call for name, call in raw["api"].items() if call[1] > 0.3}}
 
 
 if __name__ == "__main__":
