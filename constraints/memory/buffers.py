@@ -10,8 +10,8 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.compose import composed
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.declare import composed
 from mbsolve.constraints.memory.sizes import BF16, FP32, Value, flag
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
@@ -147,8 +147,7 @@ def dispatcher_routing(
     job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
 ) -> Value:
     """Probabilities (fp32) and routing map (bool) that the dispatcher keeps as attributes."""
-    shard = sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel)
-    return shard * (model.num_experts or 0) * (FP32 + 1)
+    return sizes.routing_attributes(job, model, mbs, cp, tp, sequence_parallel)
 
 
 @term("dispatcher.permutation_map", row="device_bytes", per="moe", source=DISPATCHER)

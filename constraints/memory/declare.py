@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
+from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.capture import captured, graph_needs
+from mbsolve.constraints.memory.compose import Bytes, ask, composed, names_of, summary
 from mbsolve.constraints.memory.constants import constant
 from mbsolve.constraints.memory.sizes import BF16, Value, either, flag, operand_factor, pinned
-from mbsolve.constraints.rule import FACTS, Row, Source, Term
+from mbsolve.constraints.rule import Row, Source, Term
 from mbsolve.models.card import Model
 
-Bytes = Callable[..., Any]
 Half = Literal["attention", "gdn", "mamba", "dense", "moe", "unit", "mtp", "head", "logits"]
 
 # Graph scopes that capture a half whole.
@@ -30,32 +29,6 @@ _CAPTURED_BY: Mapping[str, tuple[str, ...]] = {
 # These free a tensor's storage and fill it again; any other checkpoint saves nothing inside a graph, whose forward
 # and backward are captured one after the other.
 _IN_PLACE = ("layernorm", "moe_act", "mla_up_proj")
-
-
-@lru_cache(maxsize=1024)
-def names_of(fn: Bytes) -> tuple[str, ...]:
-    """Facts and decisions that a function names."""
-    return tuple(inspect.signature(fn).parameters)
-
-
-def ask(fn: Bytes, values: Mapping[str, Any]) -> Value:
-    """Call a function with those values that it names."""
-    return fn(**{name: values[name] for name in names_of(fn)})
-
-
-def composed(text: str, needs: Iterable[str], body: Callable[[Mapping[str, Any]], Value]) -> Bytes:
-    """A function of the given facts and decisions, for `Term`: its signature lists them, facts first."""
-    wanted = dict.fromkeys(needs)
-    ordered = [n for n in FACTS if n in wanted] + [n for n in wanted if n not in FACTS]
-
-    def fn(**values: Any) -> Value:
-        return body(values)
-
-    fn.__doc__ = text
-    fn.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in ordered]
-    )
-    return fn
 
 
 def nothing() -> float:
@@ -152,12 +125,14 @@ class SavedTensor:
     @property
     def text(self) -> str:
         """First line of the function's docstring."""
-        return (self.fn.__doc__ or "").strip().splitlines()[0]
+        return summary(self.fn)
 
     def size(self, values: Mapping[str, Any]) -> Value:
         """Bytes when nothing is recomputed or offloaded."""
-        scale = operand_factor(values["job"]) if self.quantised else 1.0
-        return ask(self.fn, values) * scale
+        return ask(self.fn, values) * self._scale(values["job"])
+
+    def _scale(self, job: Job) -> float:
+        return operand_factor(job) if self.quantised else 1.0
 
     @property
     def size_needs(self) -> tuple[str, ...]:
@@ -184,7 +159,8 @@ class SavedTensor:
 
         Nothing of it is recomputed.
         """
-        job, size = values["job"], self.size(values)
+        job, whole = values["job"], ask(self.fn, values)
+        size = whole * self._scale(job)
         copies: Value = 0.0
         freed: Value = 0.0
         for away in self.offloaded_by:
@@ -194,8 +170,8 @@ class SavedTensor:
             copies = copies + on
             freed = either(freed, on) if away.frees else freed
             if away.original and job.precision not in _STAYS_QUANTISED:
-                size = ask(self.fn, values)
-        enough = ask(self.fn, values) >= constant("offload_least_elements") * self.element
+                size = whole
+        enough = whole >= constant("offload_least_elements") * self.element
         return size, copies * enough, freed * enough
 
     def fate(self, values: Mapping[str, Any], graph: bool = False) -> tuple[Value, Value, Value]:

@@ -9,11 +9,13 @@ import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.capture import captured, graph_needs, scoped
+from mbsolve.constraints.memory.capture import graph_needs, scoped
+from mbsolve.constraints.memory.compose import composed, where_captured
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.declare import ask, composed, names_of
-from mbsolve.constraints.memory.sizes import FP32, Value, either
+from mbsolve.constraints.memory.declare import Half
+from mbsolve.constraints.memory.sizes import Value, either
 from mbsolve.constraints.memory.transients import attention_backward, dense_backward
+from mbsolve.constraints.placement import halves_of
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
@@ -38,87 +40,22 @@ def _mask(job: Job, mbs: Value, cp: Value, impl: Value) -> Value:
     return mbs * job.seq_len * (job.seq_len / cp) * (np.asarray(impl) == "transformer_engine")
 
 
-@term("graph_static.attention", row="device_bytes", per="pool_attention", source=_MASK)
-def attention_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_attn: Value,
-) -> Value:
-    """Static input and mask of a captured attention."""
-    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    return (held + _mask(job, mbs, cp, cuda_graph_impl)) * either(graph_attn)
+def _static(half: Half, scopes: tuple[str, ...], what: str, masked: bool = False) -> Term:
+    """Static input of a captured half, for each micro-batch in flight; with the attention mask where ``masked``."""
 
+    def body(values: Mapping[str, Any]) -> Value:
+        job, model, impl = values["job"], values["model"], values["cuda_graph_impl"]
+        if all(half not in halves_of(kind) for kind in (*model.layers(), model.mtp_layer())):
+            return 0.0
+        mbs, cp = values["mbs"], values["cp"]
+        held = _input(job, model, mbs, cp, values["tp"], values["sequence_parallel"], impl)
+        held = held + _mask(job, mbs, cp, impl) * masked
+        return held * either(*(values[f"graph_{scope}"] for scope in scopes))
 
-@term("graph_static.gdn", row="device_bytes", per="pool_gdn", source=_MASK)
-def gdn_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_attn: Value,
-) -> Value:
-    """Static input and mask of a captured gated delta net, which scope attn captures."""
-    if model.linear_attention_period is None:
-        return 0.0
-    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    return (held + _mask(job, mbs, cp, cuda_graph_impl)) * either(graph_attn)
-
-
-@term("graph_static.mamba", row="device_bytes", per="pool_mamba", source=_MASK)
-def mamba_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_mamba: Value,
-) -> Value:
-    """Static input of a captured Mamba-2 layer."""
-    if model.mamba_num_heads is None:
-        return 0.0
-    return _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mamba)
-
-
-@term("graph_static.dense", row="device_bytes", per="pool_dense", source=_MASK)
-def dense_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_mlp: Value,
-) -> Value:
-    """Input of a captured dense FFN."""
-    return _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl) * either(graph_mlp)
-
-
-@term("graph_static.moe", row="device_bytes", per="pool_moe", source=_MASK)
-def moe_static(
-    job: Job,
-    model: Model,
-    mbs: Value,
-    cp: Value,
-    tp: Value,
-    sequence_parallel: Value,
-    cuda_graph_impl: Value,
-    graph_moe: Value,
-    graph_moe_router: Value,
-) -> Value:
-    """Input of a captured MoE layer or router."""
-    held = _input(job, model, mbs, cp, tp, sequence_parallel, cuda_graph_impl)
-    return held * either(graph_moe, graph_moe_router)
+    needs = ("job", "model", "mbs", "cp", "tp", "sequence_parallel", *graph_needs(scopes))
+    fn = composed(f"Static input{' and mask' if masked else ''} of {what}", needs, body)
+    name = f"graph_static.{half}"
+    return Term(fn=fn, source=_MASK, name=name, row="device_bytes", per=f"pool_{half}")
 
 
 @term("graph_static.dispatch", row="device_bytes", per="moe", source=_MASK)
@@ -139,7 +76,7 @@ def dispatch_static(
     Routing map, permutation map and sort maps; beside shared experts their output and the hidden state.
     """
     found = (
-        sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.num_experts or 0) * (FP32 + 1)
+        sizes.routing_attributes(job, model, mbs, cp, tp, sequence_parallel)
         + sizes.permutation_map(job, model, mbs, cp, tp, sequence_parallel)
         + sizes.routing_small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     )
@@ -180,15 +117,7 @@ def permuted_pool(
 
 def _pooled(name: str, per: str, transient: Term, scopes: tuple[str, ...]) -> Term:
     """The transient of a captured half's backward: one in the pool, which every graph of the rank reuses."""
-
-    def body(values: Mapping[str, Any]) -> Value:
-        return ask(transient.fn, values) * captured(values, scopes)
-
-    fn = composed(
-        f"{(transient.fn.__doc__ or '').strip().splitlines()[0]} (in the graph's pool)",
-        (*names_of(transient.fn), *graph_needs(scopes)),
-        body,
-    )
+    fn = where_captured(transient.fn, scopes, inside=True, note=" (in the graph's pool)")
     return Term(fn=fn, source=transient.source, name=name, row="pool_bytes", per=per)
 
 
@@ -217,11 +146,11 @@ def local_buffers(
 
 
 GRAPH_TERMS: tuple[Term, ...] = (
-    attention_static,
-    gdn_static,
-    mamba_static,
-    dense_static,
-    moe_static,
+    _static("attention", ("attn",), "a captured attention", masked=True),
+    _static("gdn", ("attn",), "a captured gated delta net, which scope attn captures", masked=True),
+    _static("mamba", ("mamba",), "a captured Mamba-2 layer"),
+    _static("dense", ("mlp",), "a captured dense FFN"),
+    _static("moe", ("moe", "moe_router"), "a captured MoE layer or router"),
     dispatch_static,
     shared_static,
     permuted_pool,

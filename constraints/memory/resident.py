@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.compose import composed
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.declare import composed
 from mbsolve.constraints.memory.shards import BLOCKS, Block
 from mbsolve.constraints.memory.sizes import BF16, FP32, STATE_BYTES, Value, flag
 from mbsolve.constraints.rule import Row, Source, Term, term

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.memory.declare import names_of
+from mbsolve.constraints.memory.compose import names_of
 from mbsolve.constraints.memory.sizes import Value
 from mbsolve.models.card import LayerKind, Model
 from mbsolve.models.counts import (

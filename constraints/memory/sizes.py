@@ -156,6 +156,13 @@ def permutation_map(
     )
 
 
+def routing_attributes(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Probabilities (fp32) and routing map (bool) over all experts."""
+    return shard_tokens(job, mbs, cp, tp, sequence_parallel) * (model.num_experts or 0) * (FP32 + 1)
+
+
 def routing_small(
     job: Job,
     model: Model,

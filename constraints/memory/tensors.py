@@ -7,8 +7,9 @@ from typing import Any
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
+from mbsolve.constraints.memory.compose import Bytes, composed
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.declare import Bytes, Half, SavedTensor, composed, saved
+from mbsolve.constraints.memory.declare import Half, SavedTensor, saved
 from mbsolve.constraints.memory.saved_attention import ATTENTION_TENSORS
 from mbsolve.constraints.memory.saved_dense import DENSE_TENSORS
 from mbsolve.constraints.memory.saved_moe import MOE_TENSORS

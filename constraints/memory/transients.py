@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.capture import captured, graph_needs
+from mbsolve.constraints.memory.compose import where_captured
 from mbsolve.constraints.memory.constants import constant, source_of
-from mbsolve.constraints.memory.declare import ask, composed, names_of
 from mbsolve.constraints.memory.sizes import BF16, Value, flag, operand_factor
 from mbsolve.constraints.rule import Source, Term, term
 from mbsolve.hardware.card import Machine
@@ -261,12 +258,7 @@ def residue(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_p
 
 def _eager(found: Term, scopes: tuple[str, ...]) -> Term:
     """A transient that goes into a graph's pool where its half is captured."""
-
-    def body(values: Mapping[str, Any]) -> Value:
-        return ask(found.fn, values) * (1 - captured(values, scopes))
-
-    fn = composed(found.fn.__doc__ or "", (*names_of(found.fn), *graph_needs(scopes)), body)
-    return replace(found, fn=fn)
+    return replace(found, fn=where_captured(found.fn, scopes, inside=False))
 
 
 TRANSIENT_TERMS: tuple[Term, ...] = (

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mbsolve.constraints.memory import sizes
-from mbsolve.constraints.memory.declare import Half, composed, names_of
+from mbsolve.constraints.memory.compose import composed, names_of
+from mbsolve.constraints.memory.declare import Half
 from mbsolve.constraints.memory.sizes import Value, flag
 from mbsolve.constraints.memory.tensors import unsent_attention_bytes, unsent_moe_bytes
 from mbsolve.constraints.placement import halves_of

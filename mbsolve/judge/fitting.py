@@ -8,12 +8,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.changes import applied
-from mbsolve.constraints.error_bars import recorded_bar
+from mbsolve.constraints.error_bars import memory_bar
 from mbsolve.constraints.evaluate import plan_moments, priced, stage_memory
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.lighter import leaner
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
-from mbsolve.constraints.memory_classes import classes_of
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.habits import Habits
 from mbsolve.emit.measured import Measured
@@ -67,11 +66,6 @@ class Fits(_Data):
     ran_wrong: tuple[str, ...] = ()
 
 
-def memory_bar(job: Job, plan: Plan) -> float:
-    """How far the predicted peak of a plan may be off, as a ratio: by its classes, and at least the margin."""
-    return max(job.margin, *(recorded_bar(one).error for one in classes_of(job, plan)))
-
-
 def verdict(device_bytes: float, budget_bytes: float, bar: float) -> Verdict:
     """Whether a prediction is above the budget, below, or as near as its error bar."""
     if device_bytes * (1 - bar) > budget_bytes:
@@ -86,7 +80,8 @@ def fit_of(row: Measured, case: Case) -> Fit | None:
     """
     job, plan = case.job, case.plan
     budget = float(job.machine.hbm_bytes)
-    bar = memory_bar(job, plan)
+    # As far off as its classes are, and at least the margin.
+    bar = max(job.margin, memory_bar(job, plan, budget).error_bar)
     ran = row.outcome == "ok"
     best, taken = device_bytes(job, plan, row.habits), dict[str, Any]()
     if ran and verdict(best, budget, bar) == "oom":

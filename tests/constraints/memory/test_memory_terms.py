@@ -13,7 +13,8 @@ from mbsolve.constraints.evaluate import evaluate
 from mbsolve.constraints.job import Job, derive
 from mbsolve.constraints.memory import sizes, tensors
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
-from mbsolve.constraints.memory.declare import SavedTensor, ask
+from mbsolve.constraints.memory.compose import ask
+from mbsolve.constraints.memory.declare import SavedTensor
 from mbsolve.constraints.memory.device import reserved_permille
 from mbsolve.constraints.moment_counts import MOMENT_COUNTS
 from mbsolve.constraints.rule import RESERVED
