@@ -104,6 +104,10 @@ class Topology:
             raise ValueError(f"group is {group} and stride is {stride}, but both must be at least 1.")
         return self._network(group * stride)
 
+    def inside(self, group: Any, stride: Any = 1) -> Any:
+        """Return whether a group of ranks placed every ``stride`` GPUs stays inside a domain; scalars or arrays."""
+        return np.asarray(group) * np.asarray(stride) <= self.domain_gpus
+
     def _rate(self, group: int, stride: int) -> float:
         inner = self.machine.domain_network.bytes_per_second
         network = self.network_of(group, stride)

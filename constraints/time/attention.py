@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.rule import Source
 from mbsolve.constraints.time.core_attention import (
     core,
     exchange,
     exchange_launches,
     latent_widths,
+    merge,
     window_core,
     window_exchange,
+    window_merge,
 )
 from mbsolve.constraints.time.ops import Block, Op, Part
 from mbsolve.constraints.time.rates import (
@@ -33,6 +36,10 @@ from mbsolve.constraints.time.rates import (
 from mbsolve.hardware.card import Machine
 from mbsolve.hardware.topology import Topology
 from mbsolve.models.card import Model
+
+RING: Final = Source(
+    "Transformer Engine 2.20", "pytorch/attention/dot_product_attention/context_parallel.py, ring exchange"
+)
 
 
 def layernorm(
@@ -160,7 +167,9 @@ def norm_ops(block: Block, graph: tuple[str, ...]) -> tuple[Op, ...]:
     )
 
 
-def _ops(block: Block, inner: Callable[..., Pass], ring: Callable[..., Pass]) -> tuple[Op, ...]:
+def _ops(
+    block: Block, inner: Callable[..., Pass], ring: Callable[..., Pass], sums: Callable[..., Pass]
+) -> tuple[Op, ...]:
     graph = ("attn",)
     rest = Part(graph)
     up = Part(graph, "mla_up_proj", ("mla_up_proj",))
@@ -174,10 +183,11 @@ def _ops(block: Block, inner: Callable[..., Pass], ring: Callable[..., Pass]) ->
         Op("elementwise", block, "mla_up_proj", latent_heads, latent_heads_launches, BENCH, up),
         Op("elementwise", block, "rotary", rotary, rotary_launches, BENCH, rest),
         Op("attention", block, "core", inner, Pass(2.0, 4.0), BENCH, heart),
+        Op("elementwise", block, "ring_merge", sums, NOTHING, RING, heart),
         Op("cp", block, "exchange", ring, exchange_launches, CHOSEN, heart),
         Op("tp", block, "collectives", tp_collectives, tensor_parallel_launches, FIT, rest),
     )
 
 
-ATTENTION_OPS: Final = _ops("attention", core, exchange)
-WINDOW_OPS: Final = _ops("window_attention", window_core, window_exchange)
+ATTENTION_OPS: Final = _ops("attention", core, exchange, merge)
+WINDOW_OPS: Final = _ops("window_attention", window_core, window_exchange, window_merge)

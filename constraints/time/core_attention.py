@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, tokens
+from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, moved, tokens
 from mbsolve.hardware.card import Machine
 from mbsolve.hardware.topology import Topology
 from mbsolve.models.card import Model
@@ -101,7 +101,30 @@ def window_exchange(
     return _exchange(job, model, machine, topology, tp, cp, mbs, mine)
 
 
+def merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
+    """Memory passes around each step of a ring: partial results rescaled and added, halves of operands copied.
+
+    Of the steps of causal attention the mean rank computes half with all of its queries and half of the keys, half
+    with half of its queries: a sum over outputs or gradients reads two tensors and writes one (6 bytes an element)
+    of which three quarters take part, and half of the operands are made contiguous first (4 bytes).
+    """
+    if job.settings.cp_comm_type == "a2a":
+        return NOTHING
+    heads, (query, value) = model.num_attention_heads / tp, head_widths(model)
+    groups = heads if model.mla else model.num_query_groups / np.minimum(tp, model.num_query_groups)
+    every = tokens(job, cp, mbs) * (cp - 1)
+    sums, copies = 6.0 * 0.75 * every, 4.0 * 0.5 * every
+    forward = sums * heads * value + copies * heads * query
+    backward = sums * (heads * query + groups * (query + value)) + copies * heads * (query + 2 * value)
+    return moved(machine, forward, backward).where(np.asarray(cp) > 1)
+
+
+def window_merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
+    """The same around windowed attention, whose ring is as long."""
+    return merge(job, model, machine, tp, cp, mbs) if model.sliding_window else NOTHING
+
+
 def exchange_launches(job: Job, cp: Any) -> Pass:
-    """Framework ops of the exchange: four all-to-alls, or two and three for each ring step."""
-    ops = Pass(4.0, 4.0) if job.settings.cp_comm_type == "a2a" else Pass(2.0 * cp, 3.0 * cp)
+    """Framework ops of the exchange: four all-to-alls, or those of each ring step with its attention and sums."""
+    ops = Pass(4.0, 4.0) if job.settings.cp_comm_type == "a2a" else Pass(3.0 * cp, 5.0 * cp)
     return ops.where(np.asarray(cp) > 1)

@@ -123,8 +123,10 @@ def moved(machine: Machine, forward_bytes: Any, backward_bytes: Any, moe: bool =
 
 
 def collective_rate(machine: Machine, topology: Topology, group: Any, stride: Any = 1) -> Any:
-    """Bytes a second that a collective reaches for one rank of a group."""
-    return topology.bytes_per_second(group, stride) * machine.calibration["collective_fraction"]
+    """Bytes a second that a collective reaches for one rank of a group: a share of the network that joins it."""
+    c = machine.calibration
+    share = np.where(topology.inside(group, stride), c["collective_fraction"], c["scaleout_fraction"])
+    return topology.bytes_per_second(group, stride) * share
 
 
 def tensor_parallel(

@@ -49,15 +49,17 @@ def soft_max_quanta(device: int, host: int) -> int:
 
 
 def exposure(job: Job, pp: int, vpp: int, overlapped: bool) -> tuple[float, float]:
-    """(least exposed share, share of the first stage's pass that hides) of a data-parallel collective.
+    """(least exposed share, micro-batches of the first stage that hide it) of a data-parallel collective.
 
-    Without overlap everything is exposed. Source: fit on published rows; see the hardware card.
+    Without overlap everything is exposed. Without virtual stages a rank's last backward hides the gradients of the
+    layers that it has left behind. With them the gradients of a chunk are ready while the last ``pp`` micro-batches
+    still pass the rank's other chunks. Parameters come in the same way before the first micro-batches.
     """
     if not overlapped:
         return 1.0, 0.0
     c = job.machine.calibration
-    window = c["dp_window_fraction"] * (1.0 if vpp > 1 or pp == 1 else 0.5)
-    return c["dp_exposed_fraction"], window
+    passing = 1.0 if vpp == 1 else max(1.0, pp * (vpp - 1) / vpp)
+    return c["dp_exposed_fraction"], c["dp_window_fraction"] * passing
 
 
 def exposed(total: float, share: float, hides: float, window: float) -> float:

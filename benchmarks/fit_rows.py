@@ -1,0 +1,133 @@
+"""Measured rows as functions of the constants of the time model: one row priced for many values at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbsolve.constraints.check import broken_laws
+from mbsolve.constraints.evaluate import rank_counts, whole_layers
+from mbsolve.constraints.job import Job, derive
+from mbsolve.constraints.rule import Row, Term
+from mbsolve.constraints.time.catalogue import TIME_TERMS
+from mbsolve.constraints.time.step import StagePass, step_of
+from mbsolve.constraints.vocabulary import Plan
+from mbsolve.emit.measured import Measured
+from mbsolve.errors import InputError
+from mbsolve.judge.cases import Case, case_of
+from mbsolve.judge.validation import GRIDS
+from mbsolve.models.card import Model
+
+Floats = NDArray[np.float64]
+PASS_ROWS: tuple[Row, ...] = (
+    "forward_device",
+    "forward_host",
+    "backward_device",
+    "backward_host",
+    "transfer",
+)
+
+
+@dataclass
+class Run:
+    """One measured step.
+
+    Parameters
+    ----------
+    id, tier, knobs_recorded : of the row.
+    job, plan : what ran.
+    seconds : the measured step.
+    """
+
+    id: str
+    tier: str
+    knobs_recorded: bool
+    job: Job
+    plan: Plan
+    seconds: float
+    _values: dict[str, Any] = field(default_factory=dict)
+    _counts: list[dict[str, int]] = field(default_factory=list)
+    _terms: list[Term] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Price what no constant changes: sizes, counts, and which terms can be anything but zero."""
+        flat = self.plan.values()
+        flat |= derive(self.job, flat)
+        self._values = flat | whole_layers(self.job, flat)
+        self._counts = rank_counts(self.job, self.plan)
+        used = {per for counts in self._counts for per, n in counts.items() if n} | {"one"}
+        offloads = self.plan.activation_offload_layers or self.plan.fine_grained_offload_modules
+        self._terms = [
+            t for t in TIME_TERMS if t.per in used and (offloads or not t.name.startswith("offload."))
+        ]
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """The model and the machine."""
+        return self.job.model.name, self.job.machine.name
+
+    def predict(self, constants: Mapping[str, Floats]) -> Floats:
+        """Seconds of the step for every value of the constants (arrays of one length); others are the card's."""
+        n = len(next(iter(constants.values())))
+        own = self.job.machine.calibration
+        many = {name: constants.get(name, value) for name, value in own.items()}
+        facts = _with(self.job, many).facts
+        rows: dict[Row, list[tuple[str, Any]]] = {}
+        for t in self._terms:
+            rows.setdefault(t.row, []).append((t.per, t.call(facts, self._values)))
+
+        def total(row: Row, counts: Mapping[str, int]) -> Floats:
+            parts = [np.asarray(v, float) * counts[per] for per, v in rows.get(row, ()) if counts[per]]
+            return np.broadcast_to(sum(parts, np.zeros(1)), (n,))
+
+        stages = [[total(row, counts) for row in PASS_ROWS] for counts in self._counts]
+        once = [total(row, {"one": 1}) for row in ("grad_reduce", "param_gather", "tail")]
+        out = np.empty(n)
+        for i in range(n):
+            job = _with(self.job, own | {name: float(values[i]) for name, values in constants.items()})
+            passes = [StagePass(*(float(row[i]) for row in stage)) for stage in stages]
+            sizes = (self.plan.pp, self.plan.vpp, self._values["microbatches"])
+            out[i] = step_of(job, *sizes, passes, *(float(part[i]) for part in once)).seconds
+        return out
+
+
+def _with(job: Job, calibration: Mapping[str, Any]) -> Job:
+    machine = job.machine.model_copy(update={"calibration": dict(calibration)})
+    return job.model_copy(update={"machine": machine})
+
+
+def runs_of(rows: Iterable[Measured]) -> list[Run]:
+    """The rows whose step can be predicted."""
+    found = []
+    for row in rows:
+        seconds = row.figures.step_seconds
+        if row.entry is None or seconds is None or row.no_time is not None or row.figures.passes_only:
+            continue
+        try:
+            case = case_of(row.entry, "row")
+        except InputError:
+            continue
+        if _predictable(case):
+            recorded = bool(row.knobs_recorded)
+            found.append(Run(row.id, row.tier, recorded, case.job, case.plan, seconds))
+    return found
+
+
+def _predictable(case: Case) -> bool:
+    if not isinstance(case.job.model, Model):
+        return False
+    if case.job.precision not in case.job.machine.supported_precisions:
+        return False
+    return not set(GRIDS) & set(broken_laws(case.job, case.plan, unknown=case.unknown))
+
+
+def pairs_among(runs: Sequence[Run], pairs: Iterable[tuple[str, str]]) -> list[tuple[int, int, float]]:
+    """(index of a, index of b, measured seconds of b over those of a) of the pairs of which both are there."""
+    at = {run.id: i for i, run in enumerate(runs)}
+    return [
+        (at[a], at[b], runs[at[b]].seconds / runs[at[a]].seconds) for a, b in pairs if a in at and b in at
+    ]
