@@ -45,7 +45,6 @@ OURS = {
     "rope-fusion-cleared-mlm": "done by the arguments of Megatron-LM",
     "mtp-positions-mlm": "asserted by the arguments of Megatron-LM",
     "dropout-masks-unpriced": "what the memory of a verdict leaves out",
-    "latent-no-shared-overlap": "raised by the layer in its first forward, not by a validator",
     "recompute-layers-range": "named by an error message, not validated",
     "cg-whole-layer-moe": "later releases refuse it; before, it fails while the graph is captured",
     "cg-full-iteration-moe-sync": "fails while the graph is captured, not in a validator",

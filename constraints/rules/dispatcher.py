@@ -119,9 +119,9 @@ def shared_overlap_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bo
 
 
 @rule(
-    "latent-no-shared-overlap",
+    "shared-overlap-latent",
     because="{model.title} has experts in a latent of {model.moe_latent_size}, which excludes shared_expert_overlap",
-    source=megatron("megatron/core/transformer/moe/moe_layer.py (preprocess)"),
+    source=megatron("megatron/core/transformer/moe/moe_layer.py:480"),
 )
 def latent_excludes_shared_overlap(job: Job, model: Model) -> bool:
     """Experts in a latent exclude the overlap of shared experts with their dispatch."""

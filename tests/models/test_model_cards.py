@@ -32,7 +32,7 @@ def refusal(raw: dict[str, object]) -> str:
 SHIPPED = """
 deepseek-v2 dsv3 glm-4.5-air gpt-1t gpt-22b gpt-oss-120b gpt-oss-20b gpt3-175b kimi-k2 llama2-13b llama2-70b llama2-7b
 llama3-70b llama3-8b llama3.1-405b mixtral-8x22b mixtral-8x7b moonlight-16b mt-nlg-530b nemotron-3-nano nemotron-3-nano-4b
-nemotron-3.5-lightning nemotron-h-56b nemotron4-15b nemotron4-340b
+nemotron-3-super nemotron-3.5-lightning nemotron-h-56b nemotron4-15b nemotron4-340b
 qwen2.5-14b qwen2.5-32b qwen2.5-72b qwen2.5-7b qwen3-14b qwen3-235b-a22b qwen3-30b-a3b qwen3-8b qwen3-next-80b
 qwen3.5-35b-a3b
 """
