@@ -187,7 +187,9 @@ def experts(
         return NOTHING
     m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
     local = (model.num_experts or 0) / ep
-    return ffn_linears(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width, local)
+    return ffn_linears(
+        job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width, local
+    )
 
 
 def quantise_experts(

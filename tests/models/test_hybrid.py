@@ -193,7 +193,11 @@ def test_published_flops_of_qwen36_hold_a_vision_tower_too() -> None:
         ("nemotron-3-nano", {"sliding_window": 128}, "sliding_window is 128, but a hybrid model has none"),
         ("nemotron-3-nano", {"first_k_dense": 1}, "first_k_dense must go"),
         ("nemotron-3-nano", {"moe_latent_size": 0}, "moe_latent_size is 0"),
-        ("nemotron-h-56b", {"moe_latent_size": 64}, "moe_latent_size is 64, but it is allowed with num_experts"),
+        (
+            "nemotron-h-56b",
+            {"moe_latent_size": 64},
+            "moe_latent_size is 64, but it is allowed with num_experts",
+        ),
         ("qwen3-next-80b", {"linear_num_key_heads": 5}, "linear_num_key_heads is 5, but it must divide"),
         ("qwen3-next-80b", {"linear_conv_kernel": None}, "goes with linear_attention_period"),
         ("qwen3-next-80b", {"linear_bias": True}, "linear_bias is True, but a hybrid model has none"),

@@ -32,7 +32,7 @@ WHOLE = ("recompute.", "offload.")
 
 DEVICE: tuple[Row, ...] = ("forward_device", "backward_device")
 
-plans = st.builds(
+plans: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     tp=st.sampled_from((1, 2)),
     ep=st.sampled_from((8, 16)),
@@ -75,7 +75,9 @@ def test_a_latent_of_the_hidden_size_adds_its_projections_alone(plan: dict[str, 
         latent = row(job_of(SUPER.hidden_size, precision), which, chosen)
         for name in plain:
             if name in PROJECTIONS:
-                assert plain[name] == 0 < latent[name] or (name.startswith("quantise") and precision == "bf16")
+                assert plain[name] == 0 < latent[name] or (
+                    name.startswith("quantise") and precision == "bf16"
+                )
             elif name != "kernel.moe" and not name.startswith(WHOLE):
                 assert latent[name] == pytest.approx(plain[name]), name
         assert latent["kernel.moe"] > plain["kernel.moe"]
