@@ -23,6 +23,7 @@ from mbsolve.models.counts import total_parameters
 from mbsolve.models.huggingface import read_config
 from mbsolve.models.kinds import (
     LayerKind,
+    attention_layers,
     linear_attention_layers,
     pattern_layers,
     pattern_mtp,
@@ -39,19 +40,6 @@ SMALL_DENSE_PARAMETERS = 20e9
 Positive = Annotated[int, Field(strict=True, ge=1)]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-
-
-@lru_cache(maxsize=256)
-def _layers(
-    num_layers: int, first_k_dense: int, moe: bool, windowed: bool, period: int | None
-) -> tuple[LayerKind, ...]:
-    return tuple(
-        LayerKind(
-            "window_attention" if windowed and (period is None or (i + 1) % period) else "attention",
-            "moe" if moe and i >= first_k_dense else "dense",
-        )
-        for i in range(num_layers)
-    )
 
 
 class Model(BaseModel):
@@ -75,6 +63,8 @@ class Model(BaseModel):
         MLA only. ``q_lora_rank`` None: queries come from one full matrix.
     num_experts, moe_topk, moe_ffn_hidden_size
         Routed experts, experts a token visits, width of one expert. None on dense models.
+    moe_latent_size
+        Width in which the routed experts take and give tokens, between two projections; None: the hidden size.
     shared_expert_ffn_hidden_size, shared_expert_gate
         Total width of the shared experts, and whether a gate scales them.
     first_k_dense
@@ -143,6 +133,7 @@ class Model(BaseModel):
     num_experts: Positive | None = None
     moe_topk: Positive | None = None
     moe_ffn_hidden_size: Positive | None = None
+    moe_latent_size: Positive | None = None
     shared_expert_ffn_hidden_size: Positive | None = None
     shared_expert_gate: Flag = False
     first_k_dense: NonNegative = 0
@@ -201,6 +192,11 @@ class Model(BaseModel):
         return self.num_experts is not None
 
     @property
+    def routed_width(self) -> int:
+        """Width of a token on its way to the routed experts, in them, and back."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
     def mla(self) -> bool:
         """Whether attention is multi-head latent attention."""
         return self.attention == "mla"
@@ -213,7 +209,9 @@ class Model(BaseModel):
         if period is not None:
             return linear_attention_layers(self.num_layers, self.first_k_dense, self.is_moe, period)
         windowed = self.sliding_window is not None
-        return _layers(self.num_layers, self.first_k_dense, self.is_moe, windowed, self.window_period)
+        return attention_layers(
+            self.num_layers, self.first_k_dense, self.is_moe, windowed, self.window_period
+        )
 
     def mtp_layer(self) -> LayerKind:
         """Return the kind of the layer inside an MTP block: that of the pattern, or of the last decoder layer."""

@@ -87,9 +87,9 @@ def _attention_linears(model: Model, tp: Count) -> Linears:
     ]
 
 
-def _ffn_linears(model: Model, width: int, tp: Count) -> Linears:
+def _ffn_linears(model: Model, outer: int, width: int, tp: Count) -> Linears:
     gated = 2 if model.gated_mlp else 1
-    return [(gated * width // tp, model.hidden_size), (model.hidden_size, width // tp)]
+    return [(gated * width // tp, outer), (outer, width // tp)]
 
 
 def _mixer_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
@@ -104,16 +104,27 @@ def dense_linears(model: Model, kind: LayerKind, tp: Count) -> Linears:
     """(rows, columns) of the weights of one layer on one rank, routed experts left out."""
     mixer = _mixer_linears(model, kind, tp)
     if kind.ffn == "dense":
-        return mixer + _ffn_linears(model, need(model.ffn_hidden_size, "ffn_hidden_size"), tp)
-    shared = model.shared_expert_ffn_hidden_size if kind.ffn == "moe" else None
-    return mixer + (_ffn_linears(model, shared, tp) if shared else [])
+        width = need(model.ffn_hidden_size, "ffn_hidden_size")
+        return mixer + _ffn_linears(model, model.hidden_size, width, tp)
+    if kind.ffn == "none":
+        return mixer
+    shared = model.shared_expert_ffn_hidden_size
+    latent = latent_linears(model)
+    return mixer + latent + (_ffn_linears(model, model.hidden_size, shared, tp) if shared else [])
+
+
+def latent_linears(model: Model) -> Linears:
+    """(rows, columns) of the projections into and out of the experts' latent, whole on every rank; none without one."""
+    hidden, latent = model.hidden_size, model.moe_latent_size
+    return [(latent, hidden), (hidden, latent)] if latent else []
 
 
 def expert_linears(model: Model, kind: LayerKind, etp: Count) -> Linears:
     """(rows, columns) of the weights of one routed expert on one rank; none in a dense layer."""
     if kind.ffn != "moe":
         return []
-    return _ffn_linears(model, need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size"), etp)
+    width = need(model.moe_ffn_hidden_size, "moe_ffn_hidden_size")
+    return _ffn_linears(model, model.routed_width, width, etp)
 
 
 def _norm(model: Model, width: int) -> int:

@@ -54,7 +54,7 @@ def flops_per_token(model: Model, seq_len: int) -> float:
     -------
     float
         3 x forward (no recompute), 2 FLOPs a multiply-add. MLA by its low-rank projections, top-k and shared
-        experts, no router, norms or softmax.
+        experts and the projections of their latent, no router, norms or softmax.
     """
     logits = model.vocab_size * model.hidden_size
     kinds = Counter(model.layers())

@@ -4,73 +4,17 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from mbsolve.cards import CardError, did_you_mean
+from mbsolve.models.hf_config import Config, Fields
+from mbsolve.models.hf_hybrid import nemotron_h
 
 __all__ = ["read_config"]
 
-Fields = dict[str, object]
 
-
-class _Config(NamedTuple):
-    """The raw mapping, read key by key; every complaint starts with ``where``."""
-
-    raw: Mapping[str, object]
-    where: str
-
-    def refuse(self, said: str) -> NoReturn:
-        raise CardError(f"{self.where}: {said}.")
-
-    def present(self, key: str) -> object:
-        """A value that must be there; ``null`` counts as absent."""
-        value = self.raw.get(key)
-        if value is None:
-            raise CardError(f"{self.where} lacks the field {key!r}.")
-        return value
-
-    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number; needed unless there is a default."""
-        value = self.raw.get(key)
-        if value is None and default is not None:
-            return default
-        value = self.present(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.refuse(f"{key} is {reprlib.repr(value)}, but it must be a whole number of at least {least}")
-        return value
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            self.refuse(f"{key} is {reprlib.repr(value)}, but it must be true or false")
-        return value
-
-    def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        value = self.raw.get(key)
-        value = default if value is None else value
-        if not isinstance(value, str) or value not in allowed:
-            self.refuse(f"{key} is {reprlib.repr(value)}, but it must be {' or '.join(allowed)}")
-        return value
-
-    def items(self, key: str) -> list[object]:
-        value = self.raw.get(key)
-        value = [] if value is None else value
-        if not isinstance(value, list):
-            self.refuse(f"{key} is {reprlib.repr(value)}, but it must be a list")
-        return value
-
-    def only(self, key: str, value: int | bool) -> None:
-        """Refuse a variant that a card cannot say."""
-        found = self.raw.get(key)
-        if found is not None and (type(found) is not type(value) or found != value):
-            self.refuse(f"{key} is {reprlib.repr(found)}, but only {json.dumps(value)} is supported")
-
-
-def _common(config: _Config) -> Fields:
+def _common(config: Config) -> Fields:
     return {
         "num_layers": config.whole("num_hidden_layers"),
         "hidden_size": config.whole("hidden_size"),
@@ -82,7 +26,7 @@ def _common(config: _Config) -> Fields:
     }
 
 
-def _grouped(config: _Config, head_dim: int | None = None, groups: int | None = None) -> Fields:
+def _grouped(config: Config, head_dim: int | None = None, groups: int | None = None) -> Fields:
     """Grouped-query attention; ``head_dim`` and ``groups`` are what the architecture takes for absent ones."""
     fields = _common(config)
     heads, hidden = config.whole("num_attention_heads"), config.whole("hidden_size")
@@ -99,7 +43,7 @@ def _grouped(config: _Config, head_dim: int | None = None, groups: int | None = 
     }
 
 
-def _layer_types(config: _Config) -> Fields:
+def _layer_types(config: Config) -> Fields:
     """The window of a model that names the kind of every layer: on all of them, or all but every n-th."""
     kinds, layers = config.items("layer_types"), config.whole("num_hidden_layers")
     if len(kinds) != layers:
@@ -123,7 +67,7 @@ def _layer_types(config: _Config) -> Fields:
     return {**fields, "window_period": period}
 
 
-def _qwen_window(config: _Config) -> Fields:
+def _qwen_window(config: Config) -> Fields:
     """Qwen's optional window, on the layers from ``max_window_layers`` on."""
     if not config.flag("use_sliding_window"):
         return {}
@@ -140,7 +84,7 @@ def _qwen_window(config: _Config) -> Fields:
     return {"sliding_window": config.whole("sliding_window")}
 
 
-def _experts(config: _Config, count: str, width: str, score: str) -> Fields:
+def _experts(config: Config, count: str, width: str, score: str) -> Fields:
     return {
         "num_experts": config.whole(count),
         "moe_topk": config.whole("num_experts_per_tok"),
@@ -150,7 +94,7 @@ def _experts(config: _Config, count: str, width: str, score: str) -> Fields:
     }
 
 
-def _leading_dense_and_shared(config: _Config) -> Fields:
+def _leading_dense_and_shared(config: Config) -> Fields:
     """What DeepSeek and GLM-4.5 have beside routed experts: leading dense layers, shared experts, groups, MTP."""
     width, shared = config.whole("moe_intermediate_size"), config.whole("n_shared_experts", 0, least=0)
     groups = config.whole("n_group", 1)
@@ -165,7 +109,7 @@ def _leading_dense_and_shared(config: _Config) -> Fields:
     return fields
 
 
-def _llama(config: _Config) -> Fields:
+def _llama(config: Config) -> Fields:
     attention, mlp = config.flag("attention_bias"), config.flag("mlp_bias")
     if attention != mlp:
         config.refuse(
@@ -180,16 +124,16 @@ def _llama(config: _Config) -> Fields:
     }
 
 
-def _qwen2(config: _Config) -> Fields:
+def _qwen2(config: Config) -> Fields:
     return {**_grouped(config), "qkv_bias": True, **_qwen_window(config)}
 
 
-def _qwen3(config: _Config) -> Fields:
+def _qwen3(config: Config) -> Fields:
     config.only("attention_bias", False)
     return {**_grouped(config, head_dim=128), "qk_layernorm": True, **_qwen_window(config)}
 
 
-def _qwen3_moe(config: _Config) -> Fields:
+def _qwen3_moe(config: Config) -> Fields:
     config.only("attention_bias", False)
     config.only("decoder_sparse_step", 1)
     dense = config.items("mlp_only_layers")
@@ -206,7 +150,7 @@ def _qwen3_moe(config: _Config) -> Fields:
     }
 
 
-def _mixtral(config: _Config) -> Fields:
+def _mixtral(config: Config) -> Fields:
     window = config.raw.get("sliding_window") is not None
     return {
         **_grouped(config),
@@ -215,7 +159,7 @@ def _mixtral(config: _Config) -> Fields:
     }
 
 
-def _gpt_oss(config: _Config) -> Fields:
+def _gpt_oss(config: Config) -> Fields:
     config.only("attention_bias", True)
     if config.items("layer_types"):
         window = _layer_types(config)
@@ -233,7 +177,7 @@ def _gpt_oss(config: _Config) -> Fields:
     }
 
 
-def _glm4_moe(config: _Config) -> Fields:
+def _glm4_moe(config: Config) -> Fields:
     return {
         **_grouped(config),
         **_experts(config, "n_routed_experts", "moe_intermediate_size", "sigmoid"),
@@ -243,7 +187,7 @@ def _glm4_moe(config: _Config) -> Fields:
     }
 
 
-def _deepseek(config: _Config, score: str) -> Fields:
+def _deepseek(config: Config, score: str) -> Fields:
     config.only("attention_bias", False)
     heads, value = config.whole("num_attention_heads"), config.whole("v_head_dim")
     query = config.raw.get("q_lora_rank")
@@ -270,7 +214,7 @@ def _deepseek(config: _Config, score: str) -> Fields:
     }
 
 
-ARCHITECTURES: dict[str, Callable[[_Config], Fields]] = {
+ARCHITECTURES: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": lambda config: _deepseek(config, "softmax"),
     "deepseek_v3": lambda config: _deepseek(config, "sigmoid"),
     "glm4_moe": _glm4_moe,
@@ -278,6 +222,7 @@ ARCHITECTURES: dict[str, Callable[[_Config], Fields]] = {
     "kimi_k2": lambda config: _deepseek(config, "sigmoid"),
     "llama": _llama,
     "mixtral": _mixtral,
+    "nemotron_h": nemotron_h,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
@@ -320,7 +265,7 @@ def read_config(path: Path) -> dict[str, object]:
         wrong type, or the architecture has a variant that a card cannot say.
     """
     where = f"The config {path}"
-    config = _Config(_read_json(path, where), where)
+    config = Config(_read_json(path, where), where)
     kind = config.present("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         near = did_you_mean(kind, ARCHITECTURES) if isinstance(kind, str) else ""

@@ -45,6 +45,20 @@ def pattern_mtp(pattern: str) -> LayerKind | None:
 
 
 @lru_cache(maxsize=256)
+def attention_layers(
+    num_layers: int, first_k_dense: int, moe: bool, windowed: bool, period: int | None
+) -> tuple[LayerKind, ...]:
+    """Return kinds where every layer has attention: in a window, if any, on all layers or all but each ``period``-th."""
+    return tuple(
+        LayerKind(
+            "window_attention" if windowed and (period is None or (i + 1) % period) else "attention",
+            "moe" if moe and i >= first_k_dense else "dense",
+        )
+        for i in range(num_layers)
+    )
+
+
+@lru_cache(maxsize=256)
 def linear_attention_layers(
     num_layers: int, first_k_dense: int, moe: bool, period: int
 ) -> tuple[LayerKind, ...]:

@@ -47,8 +47,8 @@ def _ffn_is_whole(model: Model) -> None:
     """Experts come with their sizes, dense layers with theirs."""
     experts = model.num_experts
     if experts is None:
-        routed = ("moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size", "router_num_groups")
-        for field in (*routed, "router_group_topk", "first_k_dense"):
+        routed = ("moe_topk", "moe_ffn_hidden_size", "moe_latent_size", "shared_expert_ffn_hidden_size")
+        for field in (*routed, "router_num_groups", "router_group_topk", "first_k_dense"):
             if getattr(model, field):
                 raise ValueError(
                     f"{field} is {getattr(model, field)}, but it is allowed with num_experts only."

@@ -72,7 +72,7 @@ def allgather(
     """Global buffer of the all-gather dispatcher: the tokens of every rank of the group."""
     ranks = np.asarray(ep) * etp
     used = (np.asarray(dispatcher) == "allgather") & (ranks > 1)
-    return sizes.hidden(job, model, mbs, cp, tp, sequence_parallel) * ranks * used
+    return sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel) * ranks * used
 
 
 @term("buffer.hybridep", row="pool_bytes", per="has_moe", source=HYBRID)
@@ -97,10 +97,10 @@ def hybridep(
     nodes = ranks / domain
     tokens = np.maximum(sizes.shard_tokens(job, mbs, cp, tp, sequence_parallel), LEAST_TOKENS)
     local = (model.num_experts or 0) / np.asarray(ep, float)
-    hidden, scales = model.hidden_size * BF16, model.hidden_size / SCALED * FP32
-    routed = hidden + local * domain * FP32
+    token, scales = model.routed_width * BF16, model.routed_width / SCALED * FP32
+    routed = token + local * domain * FP32
     inside = ranks * (routed + scales)
-    own = hidden + local * ranks * FP32 + scales
+    own = token + local * ranks * FP32 + scales
     across = (nodes > 1) * (own + (nodes - 1) * (3 * routed + scales))
     used = (np.asarray(dispatcher) == "hybridep") & (ranks > 1)
     return tokens * (inside + across) * used
@@ -111,7 +111,7 @@ def deepep(model: Model, ep: Value, etp: Value, dispatcher: Value) -> Value:
     """DeepEP: receive queues of each channel from each rank of the domain, and send and receive ones for each domain."""
     ranks = np.asarray(ep) * etp
     kind = np.searchsorted(_GROUPS, ranks)
-    token = model.hidden_size * BF16 + TOKEN_EXTRA
+    token = model.routed_width * BF16 + TOKEN_EXTRA
     nvlink = CHANNELS * np.minimum(ranks, NODE) * _NVLINK_TOKENS[kind] * token
     rdma = CHANNELS * (ranks / NODE) * _RDMA_TOKENS[kind] * (token + 16) * 2
     return (nvlink + rdma + WORKSPACE) * ((np.asarray(dispatcher) == "deepep") & (ranks > 1))

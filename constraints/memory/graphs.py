@@ -73,7 +73,7 @@ def dispatch_static(
 ) -> Value:
     """Outputs of a captured preprocessing that the dispatcher names until the layer's next forward.
 
-    Routing map, permutation map and sort maps; beside shared experts their output and the hidden state.
+    Routing map, permutation map and sort maps; beside shared experts their output and the tokens to dispatch.
     """
     found = (
         sizes.routing_attributes(job, model, mbs, cp, tp, sequence_parallel)
@@ -81,7 +81,8 @@ def dispatch_static(
         + sizes.routing_small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     )
     if model.shared_expert_ffn_hidden_size:
-        found = found + 2 * sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+        found = found + sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
+        found = found + sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel)
     return found * either(graph_moe_preprocess) * (np.asarray(cuda_graph_impl) == "transformer_engine")
 
 

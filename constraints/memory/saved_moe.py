@@ -18,6 +18,9 @@ SHARED = Source(
     _LM, "megatron/core/transformer/moe/shared_experts.py; H200 one-rank training step, 2026-11-30"
 )
 PERMUTE = Source(_TE, "transformer_engine/pytorch/permutation.py; H200 one-rank training step, 2026-11-30")
+LATENT = Source(
+    _LM, "megatron/core/transformer/moe/moe_layer.py: fc1_latent_proj, fc2_latent_proj, derived, not measured"
+)
 ROUTER = Source(_LM, "megatron/core/transformer/moe/router.py; H200 one-rank training step, 2026-11-30")
 
 
@@ -87,6 +90,29 @@ def shared_fc1_output(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) 
 def shared_activation(job: Job, model: Model, mbs: Value, cp: Value, tp: Value) -> Value:
     """Output of the shared experts' activation."""
     return sizes.shared_width(job, model, mbs, cp, tp)
+
+
+@saved(
+    "latent_input",
+    "moe",
+    recomputed_by=(Undo("moe"),),
+    captured_by=("moe_preprocess", "moe"),
+    quantised=True,
+    source=LATENT,
+)
+def latent_input(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """Quantised input of the projection into the experts' latent; in bf16 it is the norm's output itself."""
+    own = job.quantised and model.moe_latent_size is not None
+    return _hidden(job, model, mbs, cp, tp, sequence_parallel) * float(own)
+
+
+@saved("latent_output", "moe", recomputed_by=(Undo("moe"),), quantised=True, source=LATENT)
+def latent_output(
+    job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value
+) -> Value:
+    """Combined tokens, input of the projection out of the experts' latent."""
+    there = float(model.moe_latent_size is not None)
+    return sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel) * there
 
 
 @saved(
@@ -195,6 +221,8 @@ MOE_TENSORS = (
     shared_input,
     shared_fc1_output,
     shared_activation,
+    latent_input,
+    latent_output,
     expert_input,
     expert_fc1_output,
     expert_activation,

@@ -131,8 +131,13 @@ def expert_rows(
 
 
 def expert_hidden(rows: Value, model: Model) -> Value:
-    """One hidden-wide tensor over the expert rows (``Th``)."""
-    return rows * model.hidden_size * BF16
+    """One tensor over the expert rows (``Th``): hidden-wide, or as wide as the experts' latent."""
+    return rows * model.routed_width * BF16
+
+
+def dispatched(job: Job, model: Model, mbs: Value, cp: Value, tp: Value, sequence_parallel: Value) -> Value:
+    """The rank's tokens as the dispatcher takes them and gives them back."""
+    return shard_tokens(job, mbs, cp, tp, sequence_parallel) * model.routed_width * BF16
 
 
 def expert_width(rows: Value, model: Model, etp: Value) -> Value:

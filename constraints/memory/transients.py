@@ -70,9 +70,9 @@ def _arriving(model: Model, ranks: Value) -> Value:
 
 
 def _copies(
-    model: Model, expert_hidden: Value, kept: Value, ep: Value, etp: Value, dispatcher: Value
+    model: Model, expert_hidden: Value, sent: Value, ep: Value, etp: Value, dispatcher: Value
 ) -> Value:
-    """Hidden-wide tensors, beside those saved, that the frames around the experts name at the end of their forward.
+    """Expert rows, beside those saved, that the frames around the experts name at the end of their forward.
 
     All-to-all: permuted, received, expert output and unsorted tokens; under expert tensor parallelism the output
     is reduced in fp32, which takes two more. The all-gather dispatcher holds the
@@ -88,7 +88,7 @@ def _copies(
     usual = np.where(np.asarray(etp) > 1, number["gathered"], usual)
     usual = np.where((name == "deepep") & exchanged, 1.0 + 2.0 * _arriving(model, ranks), usual)
     usual = np.where((name == "hybridep") & exchanged, 1.0, usual)
-    group = expert_hidden + kept * ep * etp
+    group = expert_hidden + sent * ep * etp
     gathers = (name == "allgather") & (ranks > 1)
     return np.where(gathers, group, usual * expert_hidden)
 
@@ -126,7 +126,8 @@ def moe_forward(
     """Forward of an MoE layer: tokens before and after dispatch, expert output, un-sorted tokens."""
     kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
     rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
-    copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
+    sent = sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel)
+    copies = _copies(model, sizes.expert_hidden(rows, model), sent, ep, etp, dispatcher)
     small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     checkpointed = _nograd(model, copies, rows, etp, kept, small) - kept
     saving = copies + _quantised_copies(job, sizes.expert_hidden(rows, model), dispatcher)
@@ -149,7 +150,8 @@ def moe_nograd(
     """Forward of a checkpointed MoE layer, which saves nothing."""
     kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
     rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
-    copies = _copies(model, sizes.expert_hidden(rows, model), kept, ep, etp, dispatcher)
+    sent = sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel)
+    copies = _copies(model, sizes.expert_hidden(rows, model), sent, ep, etp, dispatcher)
     small = _small(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     return _nograd(model, copies, rows, etp, kept, small)
 
@@ -172,8 +174,9 @@ def moe_backward(
     kept = sizes.hidden(job, model, mbs, cp, tp, sequence_parallel)
     rows = sizes.expert_rows(job, model, machine, mbs, cp, tp, sequence_parallel, etp)
     tall, wide = sizes.expert_hidden(rows, model), sizes.expert_width(rows, model, etp)
-    copies = _copies(model, tall, kept, ep, etp, dispatcher)
-    group = kept * ep * etp * ((np.asarray(dispatcher) == "allgather") & (np.asarray(ep) * etp > 1))
+    sent = sizes.dispatched(job, model, mbs, cp, tp, sequence_parallel)
+    copies = _copies(model, tall, sent, ep, etp, dispatcher)
+    group = sent * ep * etp * ((np.asarray(dispatcher) == "allgather") & (np.asarray(ep) * etp > 1))
     activation = (sizes.gates(model) + 1 - operand_factor(job)) * wide
     exchange = np.maximum(
         np.maximum(2 * tall, tall + wide), np.maximum(activation, group + np.maximum(group, tall))

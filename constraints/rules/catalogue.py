@@ -135,6 +135,7 @@ RULES: tuple[Rule, ...] = (
     dispatcher.deepep_has_kernels,
     dispatcher.hybridep_stays_in_the_domain,
     dispatcher.shared_overlap_needs_alltoall,
+    dispatcher.latent_excludes_shared_overlap,
     dispatcher.rank_capacity_needs_hybridep,
     dispatcher.padded_routing_needs_alltoall,
     dispatcher.padded_routing_is_for_quantised_products,

@@ -119,6 +119,16 @@ def shared_overlap_needs_alltoall(dispatcher: str, job: Job, model: Model) -> bo
 
 
 @rule(
+    "shared-overlap-latent",
+    because="{model.title} has experts in a latent of {model.moe_latent_size}, which excludes shared_expert_overlap",
+    source=megatron("megatron/core/transformer/moe/moe_layer.py:480"),
+)
+def latent_excludes_shared_overlap(job: Job, model: Model) -> bool:
+    """Experts in a latent exclude the overlap of shared experts with their dispatch."""
+    return model.moe_latent_size is None or not job.settings.shared_expert_overlap
+
+
+@rule(
     "rank-capacity-backend",
     because="expert_rank_capacity {job.settings.expert_rank_capacity} needs dispatcher hybridep with op_fuser, but the "
     "dispatcher is {dispatcher} and op_fuser {job.settings.op_fuser}",

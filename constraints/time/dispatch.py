@@ -98,7 +98,7 @@ def dispatch(
     if not model.is_moe:
         return NOTHING
     c = machine.calibration
-    one = sharded_tokens(job, tp, cp, mbs, sequence_parallel) * model.hidden_size * 2.0
+    one = sharded_tokens(job, tp, cp, mbs, sequence_parallel) * model.routed_width * 2.0
     group = np.asarray(ep) * np.asarray(etp)
     gathered = one * (group - 1) / collective_rate(machine, topology, group) + COLLECTIVE_LATENCY
     load = imbalance(job)
@@ -144,7 +144,7 @@ def expert_tensor_parallel(
         return NOTHING
     routed = routed_tokens(job, model, tp, cp, mbs, sequence_parallel)
     rate = collective_rate(machine, topology, etp)
-    one = routed * model.hidden_size * 2.0 * (etp - 1) / rate + COLLECTIVE_LATENCY
+    one = routed * model.routed_width * 2.0 * (etp - 1) / rate + COLLECTIVE_LATENCY
     return Pass(2.0 * one, 2.0 * one).where(_gathers_apart(etp, dispatcher))
 
 

@@ -24,21 +24,23 @@ from mbsolve.hardware.card import Machine
 from mbsolve.models.card import Model
 
 
-def ffn_linears(job: Job, model: Model, machine: Machine, m: Any, width: Any, groups: Any = 1) -> Pass:
-    """Seconds of the two linear layers of a feed-forward of so many tokens and of this width a rank."""
-    gate, hidden = (2 if model.gated_mlp else 1), model.hidden_size
-    return gemm(job, machine, m, gate * width, hidden, groups=groups).plus(
-        gemm(job, machine, m, hidden, width, groups=groups)
+def ffn_linears(
+    job: Job, model: Model, machine: Machine, m: Any, width: Any, outer: int, groups: Any = 1
+) -> Pass:
+    """Seconds of the two linear layers of a feed-forward of so many tokens, of this width a rank, from and to ``outer``."""
+    gate = 2 if model.gated_mlp else 1
+    return gemm(job, machine, m, gate * width, outer, groups=groups).plus(
+        gemm(job, machine, m, outer, width, groups=groups)
     )
 
 
-def ffn_quantise(job: Job, model: Model, machine: Machine, m: Any, width: Any) -> Pass:
+def ffn_quantise(job: Job, model: Model, machine: Machine, m: Any, width: Any, outer: int) -> Pass:
     """Seconds to quantise the operands of those two linear layers."""
-    gate, hidden = (2 if model.gated_mlp else 1), model.hidden_size
-    return quantise(job, machine, m, gate * width, hidden).plus(quantise(job, machine, m, hidden, width))
+    gate = 2 if model.gated_mlp else 1
+    return quantise(job, machine, m, gate * width, outer).plus(quantise(job, machine, m, outer, width))
 
 
-def ffn_activation(model: Model, machine: Machine, m: Any, width: Any, moe: bool = False) -> Pass:
+def ffn_activation(model: Model, machine: Machine, m: Any, width: Any, outer: int, moe: bool = False) -> Pass:
     """Seconds of the activation: SwiGLU moves 6 bytes an element forward and 10 backward, ungated 4 and 6.
 
     Biases of linear layers add a pass over both outputs forward and their reduction backward.
@@ -48,8 +50,8 @@ def ffn_activation(model: Model, machine: Machine, m: Any, width: Any, moe: bool
     if model.linear_bias:
         return moved(
             machine,
-            m * ((forward + 4.0 * gate) * width + 4.0 * model.hidden_size),
-            m * ((backward + 2.0 * gate) * width + 2.0 * model.hidden_size),
+            m * ((forward + 4.0 * gate) * width + 4.0 * outer),
+            m * ((backward + 2.0 * gate) * width + 2.0 * outer),
             moe,
         )
     return moved(machine, forward * width * m, backward * width * m, moe)
@@ -61,19 +63,25 @@ ACTIVATION_LAUNCHES: Final = Pass(1.0, 1.0)
 def linears(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
     """The two linear layers of the dense feed-forward."""
     width = model.ffn_hidden_size
-    return ffn_linears(job, model, machine, tokens(job, cp, mbs), width / tp) if width else NOTHING
+    if not width:
+        return NOTHING
+    return ffn_linears(job, model, machine, tokens(job, cp, mbs), width / tp, model.hidden_size)
 
 
 def quantise_linears(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
     """Quantising the operands of the dense feed-forward."""
     width = model.ffn_hidden_size
-    return ffn_quantise(job, model, machine, tokens(job, cp, mbs), width / tp) if width else NOTHING
+    if not width:
+        return NOTHING
+    return ffn_quantise(job, model, machine, tokens(job, cp, mbs), width / tp, model.hidden_size)
 
 
 def activation(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
     """Activation of the dense feed-forward."""
     width = model.ffn_hidden_size
-    return ffn_activation(model, machine, tokens(job, cp, mbs), width / tp) if width else NOTHING
+    if not width:
+        return NOTHING
+    return ffn_activation(model, machine, tokens(job, cp, mbs), width / tp, model.hidden_size)
 
 
 def linear_launches(job: Job, machine: Machine) -> Pass:

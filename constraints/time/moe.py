@@ -22,8 +22,10 @@ from mbsolve.constraints.time.rates import (
     FIT,
     NOTHING,
     Pass,
+    gemm,
     gemm_launches,
     moved,
+    quantise,
     sharded_tokens,
     tensor_parallel,
     tensor_parallel_launches,
@@ -58,21 +60,21 @@ def shared_linears(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, m
     """Linear layers of the shared experts."""
     if not _shared(model):
         return NOTHING
-    return ffn_linears(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+    return ffn_linears(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp, model.hidden_size)
 
 
 def quantise_shared(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
     """Quantising the operands of the shared experts."""
     if not _shared(model):
         return NOTHING
-    return ffn_quantise(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+    return ffn_quantise(job, model, machine, tokens(job, cp, mbs), _shared(model) / tp, model.hidden_size)
 
 
 def shared_activation(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
     """Activation of the shared experts."""
     if not _shared(model):
         return NOTHING
-    return ffn_activation(model, machine, tokens(job, cp, mbs), _shared(model) / tp)
+    return ffn_activation(model, machine, tokens(job, cp, mbs), _shared(model) / tp, model.hidden_size)
 
 
 def shared_collectives(
@@ -111,7 +113,7 @@ def permute(
 ) -> Pass:
     """Permutation and its inverse: a read and a write of every copy; HybridEP fuses one of the two."""
     each = choose(dispatcher, alltoall=8.0, allgather=8.0, deepep=8.0, hybridep=4.0)
-    size = each * model.hidden_size * routed_tokens(job, model, tp, cp, mbs, sequence_parallel)
+    size = each * model.routed_width * routed_tokens(job, model, tp, cp, mbs, sequence_parallel)
     return moved(machine, size, size, moe=True)
 
 
@@ -119,6 +121,51 @@ def permute_launches(dispatcher: Any) -> Pass:
     """Framework ops of the permutation and its inverse."""
     ops = choose(dispatcher, **PERMUTE_OPS)
     return Pass(ops, ops)
+
+
+def latent_in(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Projection into the experts' latent, whole on every rank."""
+    if model.moe_latent_size is None:
+        return NOTHING
+    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+    return gemm(job, machine, own, model.moe_latent_size, model.hidden_size)
+
+
+def latent_out(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Projection out of the experts' latent, of combined tokens."""
+    if model.moe_latent_size is None:
+        return NOTHING
+    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+    return gemm(job, machine, own, model.hidden_size, model.moe_latent_size)
+
+
+def quantise_latent_in(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Quantising the operands of the projection into the latent."""
+    if model.moe_latent_size is None:
+        return NOTHING
+    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+    return quantise(job, machine, own, model.moe_latent_size, model.hidden_size)
+
+
+def quantise_latent_out(
+    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+) -> Pass:
+    """Quantising the operands of the projection out of the latent."""
+    if model.moe_latent_size is None:
+        return NOTHING
+    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+    return quantise(job, machine, own, model.hidden_size, model.moe_latent_size)
+
+
+def latent_launches(job: Job, model: Model, machine: Machine) -> Pass:
+    """Framework ops of one of those projections."""
+    return gemm_launches(job, machine, 1.0) if model.moe_latent_size else NOTHING
 
 
 def experts(
@@ -140,7 +187,9 @@ def experts(
         return NOTHING
     m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
     local = (model.num_experts or 0) / ep
-    return ffn_linears(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, local)
+    return ffn_linears(
+        job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width, local
+    )
 
 
 def quantise_experts(
@@ -150,7 +199,7 @@ def quantise_experts(
     if not model.is_moe or job.settings.op_fuser:
         return NOTHING
     m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
-    return ffn_quantise(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp)
+    return ffn_quantise(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width)
 
 
 def expert_launches(job: Job, model: Model, machine: Machine, ep: Any) -> Pass:
@@ -166,7 +215,8 @@ def expert_activation(
     if not model.is_moe:
         return NOTHING
     m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
-    return ffn_activation(model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, moe=True)
+    width = (model.moe_ffn_hidden_size or 0) / etp
+    return ffn_activation(model, machine, m, width, model.routed_width, moe=True)
 
 
 # Graph scope ``moe`` and recompute module ``moe`` cover the whole sub-block after its norm. The dispatch index
@@ -175,6 +225,7 @@ _ROUTER_GRAPH: Final = ("moe_router", "moe")
 _ROUTER: Final = Part(_ROUTER_GRAPH, "router", ("moe",))
 _SHARED: Final = Part(_ROUTER_GRAPH, "shared_experts", ("shared_experts", "moe"))
 _PREPROCESS: Final = Part(("moe_preprocess", "moe"), "", ("moe",))
+_POSTPROCESS: Final = Part(("moe",), "", ("moe",))
 _PERMUTE: Final = Part(("moe",), "permute", ("moe",))
 _DISPATCH: Final = Part(("moe",), "ep", ("moe",))
 _EXPERTS: Final = Part(("moe",), "experts", ("moe",))
@@ -187,6 +238,8 @@ MOE_OPS: Final = (
     Op("quantise", "moe", "shared_experts", quantise_shared, NOTHING, CHOSEN, _SHARED),
     Op("elementwise", "moe", "shared_experts", shared_activation, NOTHING, BENCH, _SHARED),
     Op("tp", "moe", "shared_experts", shared_collectives, shared_collective_launches, FIT, _SHARED),
+    Op("gemm", "moe", "latent_in", latent_in, latent_launches, CHOSEN, _PREPROCESS),
+    Op("quantise", "moe", "latent_in", quantise_latent_in, NOTHING, CHOSEN, _PREPROCESS),
     Op("host", "moe", "preprocess", None, preprocess_launches, FIT, _PREPROCESS),
     Op("elementwise", "moe", "permute", permute, permute_launches, FIT, _PERMUTE),
     Op("ep", "moe", "dispatch", dispatch, dispatch_launches, FIT, _DISPATCH),
@@ -194,4 +247,6 @@ MOE_OPS: Final = (
     Op("gemm", "moe", "experts", experts, expert_launches, FIT, _EXPERTS),
     Op("quantise", "moe", "experts", quantise_experts, NOTHING, CHOSEN, _EXPERTS),
     Op("elementwise", "moe", "expert_activation", expert_activation, ACTIVATION_LAUNCHES, FIT, _ACT),
+    Op("gemm", "moe", "latent_out", latent_out, latent_launches, CHOSEN, _POSTPROCESS),
+    Op("quantise", "moe", "latent_out", quantise_latent_out, NOTHING, CHOSEN, _POSTPROCESS),
 )

@@ -39,6 +39,7 @@ EXPERTS: Final[Mapping[str, str]] = {
     "num_moe_experts": "num_experts",
     "moe_router_topk": "moe_topk",
     "moe_ffn_hidden_size": "moe_ffn_hidden_size",
+    "moe_latent_size": "moe_latent_size",
     "moe_shared_expert_intermediate_size": "shared_expert_ffn_hidden_size",
     "moe_shared_expert_gate": "shared_expert_gate",
     "moe_router_score_function": "router_score_function",

@@ -39,6 +39,7 @@ _MODEL: Final = (
     "position_embedding_type",
     "moe_router_topk",
     "moe_ffn_hidden_size",
+    "moe_latent_size",
     "moe_shared_expert_intermediate_size",
     "moe_layer_freq",
     "moe_router_score_function",

@@ -90,6 +90,7 @@ def _experts(out: Words, model: Model) -> None:
     put(out, "--num-experts", model.num_experts)
     put(out, "--moe-router-topk", model.moe_topk)
     put(out, "--moe-ffn-hidden-size", model.moe_ffn_hidden_size)
+    put(out, "--moe-latent-size", model.moe_latent_size)
     put(out, "--moe-shared-expert-intermediate-size", model.shared_expert_ffn_hidden_size)
     put(out, "--moe-shared-expert-gate", model.shared_expert_gate)
     put(out, "--moe-router-score-function", model.router_score_function)

@@ -19,7 +19,6 @@ REPLACES: Final[Mapping[str, str]] = {
     "heterogeneous_layers_config_path": "its layers are of many sizes",
     "heterogeneous_layers_config_encoded_json": "its layers are of many sizes",
     "experimental_attention_variant": "its attention is of another kind",
-    "moe_latent_size": "its experts work in another width",
     "use_layer_wise_distributed_optimizer": "it shards whole layers",
     "enable_zero_bubble": "its pipeline schedule is another one",
     "zero_bubble_v_schedule": "its pipeline schedule is another one",

@@ -162,6 +162,7 @@ def _experts(arch: Mapping[str, Any], width: int) -> dict[str, Any]:
         "num_experts": int(arch["num_experts"]),
         "moe_topk": int(arch.get("moe_router_topk") or 2),
         "moe_ffn_hidden_size": int(arch.get("moe_ffn_hidden_size") or width),
+        "moe_latent_size": arch.get("moe_latent_size"),
         "shared_expert_ffn_hidden_size": arch.get("moe_shared_expert_intermediate_size"),
         "first_k_dense": int(match[1]) if match else 0,
         "aux_loss": balancing.endswith("aux_loss"),

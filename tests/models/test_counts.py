@@ -111,6 +111,10 @@ def test_flops_of_a_token(
         ("nemotron4-15b", 4096, 93.98),
         ("nemotron4-340b", 4096, 2105.3),
         ("mixtral-8x7b", 4096, 82.92),
+        ("gpt3-5b", 2048, 32.684),
+        ("gpt3-20b", 2048, 128.183),
+        ("nemotron3-8b", 4096, 51.411),
+        ("nemotron3-22b", 4096, 130.334),
     ],
 )
 def test_flops_of_pages_that_count_the_whole_score_matrix(name: str, seq_len: int, gigaflops: float) -> None:

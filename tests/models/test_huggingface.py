@@ -239,3 +239,84 @@ def test_a_damaged_config_is_never_another_error(
     text = json.dumps(raw)
     cut = data.draw(st.sampled_from([len(text), len(text) // 2]))
     load_or_refuse(tmp_path_factory.mktemp("damaged"), text[:cut])
+
+
+# What the public config.json of NVIDIA-Nemotron-3-Super-120B-A12B-BF16 says of sizes.
+SUPER: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "hidden_size": 4096,
+    "num_hidden_layers": 88,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+    "hybrid_override_pattern": str(load_model("nemotron-3-super").layer_pattern).partition("/")[0],
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "moe_intermediate_size": 2688,
+    "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376,
+    "n_shared_experts": 1,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "num_nextn_predict_layers": 1,
+    "mtp_hybrid_override_pattern": "*E",
+}
+BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+
+
+def test_a_mamba_hybrid_gives_the_shipped_card_with_its_one_mtp_block(tmp_path: Path) -> None:
+    found, shipped = loaded(tmp_path, SUPER), load_model("nemotron-3-super")
+    own = {"name", "title", "aliases", "sources", "published_params", "pretrain_seq_len"}
+    own |= {"mtp_num_layers", "layer_pattern"}
+    assert found.model_dump(exclude=own) == shipped.model_dump(exclude=own)
+    assert f"{found.layer_pattern}/*E" == shipped.layer_pattern
+    assert (found.mtp_num_layers, total_parameters(found)) == (1, total_parameters(shipped))
+
+
+def test_layers_that_are_listed_are_those_of_the_pattern(tmp_path: Path) -> None:
+    lists = {
+        "layers_block_type": [BLOCKS[symbol] for symbol in SUPER["hybrid_override_pattern"]],
+        "mtp_layers_block_type": ["attention", "moe"],
+    }
+    named = {key: value for key, value in SUPER.items() if not key.endswith("override_pattern")} | lists
+    own = {"name", "title"}
+    plain = loaded(tmp_path, SUPER)
+    assert loaded(tmp_path, named).model_dump(exclude=own) == plain.model_dump(exclude=own)
+
+
+def test_a_hybrid_without_experts_has_dense_layers(tmp_path: Path) -> None:
+    short = {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5, "intermediate_size": 21504}
+    found = loaded(tmp_path, SUPER | short | {"num_nextn_predict_layers": 0})
+    assert (found.is_moe, found.moe_latent_size, found.ffn_hidden_size) == (False, None, 21504)
+    assert [kind.ffn for kind in found.layers()] == ["none", "dense", "none", "none", "dense"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"hybrid_override_pattern": None},
+            "neither hybrid_override_pattern nor layers_block_type says them",
+        ),
+        ({"hybrid_override_pattern": 3}, "hybrid_override_pattern is 3"),
+        ({"hybrid_override_pattern": "MX" * 44}, "has the symbol 'X'"),
+        (
+            {"hybrid_override_pattern": None, "layers_block_type": ["mamba2"]},
+            "layers_block_type has 'mamba2'",
+        ),
+        ({"num_hidden_layers": 87}, "has 88 layers, but num_layers is 87"),
+        ({"use_bias": True}, "use_bias is True, but only false is supported"),
+        ({"use_conv_bias": False}, "use_conv_bias is False, but only true is supported"),
+        ({"moe_latent_size": 0}, "moe_latent_size is 0, but it must be a whole number of at least 1"),
+        ({"ssm_state_size": None}, "lacks the field 'ssm_state_size'"),
+        ({"head_dim": None}, "lacks the field 'attention_head_dim'"),
+        ({"mtp_hybrid_override_pattern": "E"}, "has the MTP part 'E'"),
+    ],
+)
+def test_a_hybrid_that_no_card_can_say_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    assert said in refusal(tmp_path, SUPER | change)

@@ -6,11 +6,17 @@ from typing import Literal
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mbsolve.models.card import DATA, CardError, LayerKind, load_model, parse_model
 from mbsolve.models.counts import (
+    active_parameters,
+    elements,
+    expert_linears,
     layer_parameters,
     layer_weight_shapes,
+    mtp_parameters,
     total_parameters,
 )
 from mbsolve.models.flops import flops_per_token
@@ -92,10 +98,54 @@ def test_weight_shapes_of_a_mixer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("nemotron-3-nano", 31.58), ("nemotron-3-nano-4b", 3.974), ("qwen3-next-80b", 79.67)],
+    [
+        ("nemotron-3-nano", 31.58),
+        ("nemotron-3-nano-4b", 3.974),
+        ("nemotron-3-super", 120.67),
+        ("qwen3-next-80b", 79.67),
+    ],
 )
 def test_totals(name: str, billions: float) -> None:
     assert total_parameters(load_model(name)) / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_the_checkpoint_of_nemotron_3_super_has_as_many_elements() -> None:
+    """What Megatron-Bridge counted at import: one MTP block, and a correction bias for each expert of 41 routers."""
+    model = load_model("nemotron-3-super")
+    once = mtp_parameters(model.model_copy(update={"mtp_num_layers": 1}))
+    assert total_parameters(model) + once + 41 * 512 == 123_611_033_088
+    assert active_parameters(model) / 1e9 == pytest.approx(12.77, rel=1e-3)
+
+
+LATENT = LayerKind("none", "moe")
+
+
+@pytest.mark.parametrize(("tp", "ep", "etp"), [(1, 1, 1), (4, 8, 2), (8, 64, 1)])
+def test_experts_of_a_latent_by_hand(tp: int, ep: int, etp: int) -> None:
+    model = load_model("nemotron-3-super")
+    found = layer_parameters(model, LATENT, tp, ep, etp)
+    projections = 2 * 4096 * 1024
+    shared, router, norm = 2 * 4096 * 5376 // tp, 512 * 4096, 4096
+    assert found.expert == 512 // ep * 2 * 1024 * 2688 // etp
+    assert found.dense == projections + shared + router + norm
+    assert found.cached == found.expert + projections + shared
+
+
+@given(latent=st.integers(1, 4096), shared=st.sampled_from([None, 5376]), gated=st.booleans())
+def test_a_latent_as_wide_as_the_hidden_state_costs_its_projections(
+    latent: int, shared: int | None, gated: bool
+) -> None:
+    """A latent scales the experts alone, and adds two matrices that every token meets."""
+    plain = load_model("nemotron-3-super").model_copy(
+        update={"moe_latent_size": None, "shared_expert_ffn_hidden_size": shared, "gated_mlp": gated}
+    )
+    narrow = plain.model_copy(update={"moe_latent_size": latent})
+    full, less = (layer_parameters(model, LATENT, ep=8) for model in (plain, narrow))
+    assert less.expert * 4096 == full.expert * latent
+    assert less.dense - full.dense == 2 * 4096 * latent
+    saved = 22 * elements(expert_linears(plain, LATENT, 1)) * (4096 - latent) / 4096 - 2 * 4096 * latent
+    # 40 layers of the pattern and two MTP blocks, three passes of two FLOPs.
+    assert flops_per_token(plain, 512) - flops_per_token(narrow, 512) == pytest.approx(6 * 42 * saved)
 
 
 # TFLOP/s over tokens a second of published rows of Megatron-Bridge: model cards and performance summary.
@@ -105,12 +155,21 @@ FLOPS = [
     ("nemotron-3.5-lightning", 8192, 28.154),
     ("nemotron-3-nano-4b", 4096, 20.556),
     ("nemotron-3-nano-4b", 4096, 20.562),
+    ("nemotron-3-super", 8192, 84.726),
+    ("nemotron-3-super", 8192, 84.735),
+    ("nemotron-3-super", 4096, 83.726),
 ]
 
 
 @pytest.mark.parametrize(("name", "seq_len", "gigaflops"), FLOPS)
 def test_flops_of_a_token_are_the_published_ones(name: str, seq_len: int, gigaflops: float) -> None:
     assert flops_per_token(load_model(name), seq_len) / 1e9 == pytest.approx(gigaflops, rel=5e-4)
+
+
+# The same of the vision-language recipes of Qwen3.8-27B, whose vision tower adds a little.
+def test_published_flops_of_qwen38_are_those_of_the_language_model() -> None:
+    found = flops_per_token(load_model("qwen3.8-27b"), 4096) / 1e9
+    assert 0.003 < 167.944 / found - 1 < 0.005
 
 
 def test_published_flops_of_qwen36_hold_a_vision_tower_too() -> None:
@@ -133,6 +192,12 @@ def test_published_flops_of_qwen36_hold_a_vision_tower_too() -> None:
         ("nemotron-3-nano", {"mamba_num_groups": 7}, "mamba_num_groups is 7, but it must divide"),
         ("nemotron-3-nano", {"sliding_window": 128}, "sliding_window is 128, but a hybrid model has none"),
         ("nemotron-3-nano", {"first_k_dense": 1}, "first_k_dense must go"),
+        ("nemotron-3-nano", {"moe_latent_size": 0}, "moe_latent_size is 0"),
+        (
+            "nemotron-h-56b",
+            {"moe_latent_size": 64},
+            "moe_latent_size is 64, but it is allowed with num_experts",
+        ),
         ("qwen3-next-80b", {"linear_num_key_heads": 5}, "linear_num_key_heads is 5, but it must divide"),
         ("qwen3-next-80b", {"linear_conv_kernel": None}, "goes with linear_attention_period"),
         ("qwen3-next-80b", {"linear_bias": True}, "linear_bias is True, but a hybrid model has none"),

@@ -43,6 +43,13 @@ BASES: Final[tuple[tuple[str, int, int, int, Mapping[str, Any]], ...]] = (
         {"pp": 4, "ep": 4, "pipeline_layout": "Et*16|t*12|t*12|t*12mmL"},
     ),
     (
+        "nemotron-3-super",
+        64,
+        8192,
+        512,
+        {"pp": 2, "ep": 32},
+    ),
+    (
         "qwen3-235b-a22b",
         64,
         4096,

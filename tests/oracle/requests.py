@@ -84,6 +84,7 @@ def architecture(model: Model) -> dict[str, Any]:
             "num_moe_experts": model.num_experts,
             "moe_router_topk": model.moe_topk,
             "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+            "moe_latent_size": model.moe_latent_size,
             "moe_shared_expert_intermediate_size": model.shared_expert_ffn_hidden_size,
             "moe_router_num_groups": model.router_num_groups,
             "moe_router_group_topk": model.router_group_topk,

@@ -8,6 +8,7 @@ import pytest
 
 from mbsolve.constraints.evaluate import evaluate, priced, rank_counts
 from mbsolve.constraints.job import Job
+from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory.resident import GRADIENTS, WEIGHTS
 from mbsolve.constraints.memory.tensors import TENSORS
 from mbsolve.constraints.moment_counts import COLUMN
@@ -148,3 +149,43 @@ def test_a_stack_of_mamba_layers_alone_is_as_measured(
     stage = evaluate(job, unit if full else Plan()).stages[0]
     assert stage.between_bytes / 2**30 == pytest.approx(between, abs=0.005)
     assert stage.peak_allocated_bytes / 2**30 == pytest.approx(peak, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("precision", "operand", "copied"), [("bf16", 1.0, 0.0), ("fp8_cs", 0.5, 0.5), ("fp8_delayed", 0.5, 0.5)]
+)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_experts_of_a_latent_save_by_hand(
+    precision: str, operand: float, copied: float, tp: int
+) -> None:
+    """Beside a layer without the latent: narrower rows of the experts, and the operands of two projections."""
+    tokens, hidden, latent, topk = 8192 / tp, 4096, 1024, 22
+    job = job_of("nemotron-3-super", precision=precision)
+    plain = job.model_copy(update={"model": job.model.model_copy(update={"moe_latent_size": None})})
+    values = {"mbs": 1, "cp": 1, "tp": tp, "sequence_parallel": tp > 1, "etp": 1, "ep": 8}
+    with_latent, without = (
+        {tensor.name: tensor.size({**one.facts, **values}) for tensor in TENSORS["moe"]}
+        for one in (job, plain)
+    )
+    differing = {name for name in with_latent if with_latent[name] != without[name]}
+    own = {"saved.moe.latent_output"} | ({"saved.moe.latent_input"} if copied else set())
+    assert differing == own | {"saved.moe.expert_input"}
+    assert with_latent["saved.moe.latent_input"] == pytest.approx(2 * tokens * hidden * copied)
+    assert with_latent["saved.moe.latent_output"] == 2 * tokens * latent * operand
+    assert with_latent["saved.moe.expert_input"] == 2 * tokens * topk * latent * operand
+    assert without["saved.moe.latent_output"] == without["saved.moe.latent_input"] == 0
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "deepep", "hybridep"])
+def test_a_latent_makes_every_buffer_and_moment_of_dispatch_smaller(dispatcher: str) -> None:
+    job = job_of("nemotron-3-super")
+    wide = job.model_copy(update={"model": job.model.model_copy(update={"moe_latent_size": 4096})})
+    plan = Plan(ep=8, dispatcher=dispatcher)
+    narrow, full = (priced(one, plan, MEMORY_TERMS).terms["device_bytes"] for one in (job, wide))
+    less = {term.name for (term, a), (_, b) in zip(narrow, full, strict=True) if a < b}
+    assert {"transient.moe_forward", "transient.moe_backward", "saved.moe.expert_input"} <= less
+    assert all(a <= b for (_, a), (_, b) in zip(narrow, full, strict=True))
+    pools = [priced(one, plan, MEMORY_TERMS).terms["pool_bytes"] for one in (job, wide)]
+    buffers = [{t.name: v for t, v in pool if t.name.startswith("buffer.")} for pool in pools]
+    if dispatcher in ("deepep", "hybridep"):
+        assert 0 < buffers[0][f"buffer.{dispatcher}"] < buffers[1][f"buffer.{dispatcher}"]
