@@ -38,6 +38,14 @@ SeqOption = Annotated[
     str | None,
     typer.Option("--seq", metavar="N", help="Tokens of a sequence, where a file does not say them."),
 ]
+AnchorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--anchor",
+        metavar="RUN",
+        help="A measured run of the same model and GPU, a job file with step_seconds: scales predicted times.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -110,6 +118,7 @@ def evaluate(
     memory: Annotated[
         bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
     ] = False,
+    anchor: AnchorOption = None,
     model: ModelOption = None,
     hardware: HardwareOption = None,
     gpus: GpusOption = None,
@@ -119,9 +128,16 @@ def evaluate(
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
+    if memory and anchor is not None:
+        raise InputError("--anchor corrects times, and --memory shows none: leave one of them out.")
     if memory:
         show_memory(files, given(model, hardware, gpus, seq), json=json)
     cases = read_many(files, given(model, hardware, gpus, seq))
+    if anchor is not None:
+        from mbsolve.judge.anchor import anchor_case, read_run
+
+        run = read_run(anchor)
+        cases = [anchor_case(case, run) for case in cases]
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")

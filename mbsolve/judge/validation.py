@@ -9,14 +9,13 @@ from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.check import broken_laws
 from mbsolve.constraints.evaluate import (
+    anchored_step,
     plan_moments,
     priced,
     rank_counts,
     stage_memory,
     stage_pass,
-    step_parts,
 )
-from mbsolve.constraints.evaluate import time_terms as step_terms
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory_classes import class_of
@@ -237,9 +236,8 @@ def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
     """The predicted time of what was timed, and its largest terms."""
     if not seen.passes_only:
         p = priced(case.job, case.plan, TIME_TERMS)
-        step, passes = step_parts(p)
-        terms = sorted(step_terms(p, step, passes), key=lambda t: -(t.seconds or 0.0))
-        return step.seconds, tuple(terms[:8])
+        seconds, terms = anchored_step(p)
+        return seconds, tuple(sorted(terms, key=lambda t: -(t.seconds or 0.0))[:8])
     p = priced(case.job, case.plan, [t for t in TIME_TERMS if t.name.split(".")[0] not in COMMUNICATION])
     counts = rank_counts(case.job, case.plan)[seen.stage or 0]
     work = stage_pass(p, counts)
