@@ -15,7 +15,7 @@ from mbsolve.judge.answers import evaluate_case
 from mbsolve.judge.cases import Case, read_cases
 from mbsolve.models.card import Model
 
-__all__ = ["Run", "anchor_case", "anchor_job", "read_run"]
+__all__ = ["Run", "anchor_case", "anchor_job", "read_run", "scaled_by"]
 
 
 @dataclass(frozen=True)
@@ -116,4 +116,11 @@ def anchor_case(case: Case, run: Run) -> Case:
     other = run.other_than(case.job)
     if other is not None:
         raise InputError(f"Job {case.name}: {other}.")
+    return scaled_by(case, run)
+
+
+def scaled_by(case: Case, run: Run | None) -> Case:
+    """The configuration with its times scaled by a run where that speaks for it; else as it is."""
+    if run is None or run.other_than(case.job) is not None:
+        return case
     return replace(case, job=case.job.model_copy(update={"anchor": run.anchor}))

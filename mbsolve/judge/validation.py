@@ -24,13 +24,15 @@ from mbsolve.constraints.time.catalogue import TIME_TERMS
 from mbsolve.emit.figures import Figures
 from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
+from mbsolve.judge.anchor import Run, scaled_by
 from mbsolve.judge.cases import Case, case_of
 from mbsolve.judge.fitting import Fit, fit_of
 from mbsolve.judge.habits import as_run
 from mbsolve.judge.rows import read_rows
+from mbsolve.judge.sizes import Sizes, sizes_of
 from mbsolve.models.partial import PartialModel
 
-__all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
+__all__ = ["Compared", "RowResult", "read_rows", "step_seconds", "validate_row"]
 
 # Groups of time terms that a probe does not have: its collectives return at once.
 COMMUNICATION: Final = ("tp", "cp", "ep")
@@ -63,6 +65,7 @@ class RowResult(_Data):
     ----------
     id, tier, moe, knobs_recorded : as the row has them; ``moe`` from the model where the row says nothing.
     hardware, family, precision : of the groups that errors are shown by.
+    sizes : what ran; None where the row was not evaluated.
     evaluated : whether it was predicted; if not, ``reason`` says why.
     measured, predicted : what is compared.
     reserved : what the allocator reserved, where the row has it.
@@ -85,6 +88,7 @@ class RowResult(_Data):
     hardware: str
     family: str = "unknown"
     precision: str
+    sizes: Sizes | None = None
     evaluated: bool = False
     reason: str | None = None
     measured: Compared = Compared()
@@ -103,12 +107,15 @@ class RowResult(_Data):
     terms: tuple[TermValue, ...] = ()
 
 
-def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowResult:
+def validate_row(
+    row: Measured, time: bool = True, memory: bool = True, run: Run | None = None
+) -> RowResult:
     """Predict one row.
 
     Parameters
     ----------
     time, memory : what is compared.
+    run : a measured run that the steps of its own model and machine are scaled by.
     """
     notes: dict[str, Any] = {
         "id": row.id,
@@ -126,7 +133,7 @@ def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowRe
     if row.entry is None:
         return RowResult(**notes, reason=row.reason)
     try:
-        case = case_of(row.entry, "row")
+        case = scaled_by(case_of(row.entry, "row"), run)
         return _predicted(row, case, notes, time, memory)
     except InputError as error:
         return RowResult(**notes, reason=_short(str(error)))
@@ -168,7 +175,7 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     terms: tuple[TermValue, ...] = ()
     stage: int | None = None
     if time and seen.step_seconds is not None and row.no_time is None:
-        found["step_seconds"], terms = _seconds(case, seen)
+        found["step_seconds"], terms = step_seconds(case, seen)
     if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
         stages = _stages(case, row)
         measured, worst = _compared_stage(case, seen, stages)
@@ -189,6 +196,7 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
         notes["fit"] = fit_of(row, case)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
     notes["moe"] = model.is_moe if row.moe is None else row.moe
+    notes["sizes"] = sizes_of(case)
     skipped = _skipped(row, time, memory)
     nothing = not found and notes.get("fit") is None
     return RowResult(
@@ -232,7 +240,7 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted is not None and measured else None
 
 
-def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
+def step_seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
     """The predicted time of what was timed, and its largest terms."""
     if not seen.passes_only:
         p = priced(case.job, case.plan, TIME_TERMS)
