@@ -32,7 +32,7 @@ from mbsolve.judge.rows import read_rows
 from mbsolve.judge.sizes import Sizes, sizes_of
 from mbsolve.models.partial import PartialModel
 
-__all__ = ["Compared", "RowResult", "read_rows", "step_seconds", "validate_row"]
+__all__ = ["Compared", "RowResult", "read_rows", "short_reason", "step_seconds", "validate_row"]
 
 # Groups of time terms that a probe does not have: its collectives return at once.
 COMMUNICATION: Final = ("tp", "cp", "ep")
@@ -107,9 +107,7 @@ class RowResult(_Data):
     terms: tuple[TermValue, ...] = ()
 
 
-def validate_row(
-    row: Measured, time: bool = True, memory: bool = True, run: Run | None = None
-) -> RowResult:
+def validate_row(row: Measured, time: bool = True, memory: bool = True, run: Run | None = None) -> RowResult:
     """Predict one row.
 
     Parameters
@@ -136,12 +134,12 @@ def validate_row(
         case = scaled_by(case_of(row.entry, "row"), run)
         return _predicted(row, case, notes, time, memory)
     except InputError as error:
-        return RowResult(**notes, reason=_short(str(error)))
+        return RowResult(**notes, reason=short_reason(str(error)))
     except PlacementError as error:
         return RowResult(**notes, reason=f"the layers cannot be placed: {error}")
 
 
-def _short(message: str) -> str:
+def short_reason(message: str) -> str:
     """A reason that is the same for every row that has it."""
     text = message.removeprefix("row: ").rstrip(".")
     for start in ("There is no model", "There is no machine"):
