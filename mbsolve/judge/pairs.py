@@ -46,7 +46,7 @@ class PairResult(_Data):
     group, factor, a, b : as the file of pairs has them.
     measured, predicted : GPU time of a model FLOP of ``b`` over that of ``a``; None where there is none.
     modelled : whether the two differ for the model at all; where not, 1 is predicted by construction.
-    assumed : what both rows leave open and was taken.
+    assumed, why : what rows leave open and was taken, and on what grounds where no row of the group has it.
     batch : where the batch was not recorded, which one was taken and why.
     added_seconds : measured and predicted step of ``b`` less that of ``a``, where the batch was not recorded.
     reason : why the pair was not compared; None when it was.
@@ -60,6 +60,7 @@ class PairResult(_Data):
     predicted: float | None = None
     modelled: bool = True
     assumed: dict[str, Any] = {}
+    why: str | None = None
     batch: str | None = None
     added_seconds: tuple[float, float] | None = None
     reason: str | None = None
@@ -163,6 +164,7 @@ def _pair(
     run: Run | None,
 ) -> PairResult:
     about: dict[str, Any] = {"group": group.name, "factor": twin.factor, "a": twin.a, "b": twin.b}
+    about["why"] = group.why
     try:
         a, b = (_side(known[id_], group.assumed, run) for id_ in (twin.a, twin.b))
         about["assumed"] = {

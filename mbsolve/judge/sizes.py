@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,9 @@ from mbsolve.models.card import CardError, Model, load_model
 from mbsolve.models.flops import flops_per_token
 
 __all__ = ["Sizes", "model_words", "sizes_of"]
+
+# Fields of a card that say where it is from, and none of its dimensions.
+ABOUT: Final = ("title", "sources", "published_params")
 
 
 class Sizes(BaseModel):
@@ -64,6 +67,6 @@ def model_words(model: Model) -> str:
     changed = {
         name: getattr(model, name)
         for name in type(card).model_fields
-        if getattr(model, name) != getattr(card, name)
+        if name not in ABOUT and getattr(model, name) != getattr(card, name)
     }
     return f"{model.name} ({', '.join(f'{k}={v}' for k, v in changed.items())})" if changed else model.name

@@ -28,7 +28,7 @@ class Timing(BaseModel):
         machine; by machine, family and precision.
     baselines : errors of the same rows when every run of a machine and precision, or of a model and machine, is given the
         same share of the peak.
-    ranking : order of runs of the same job.
+    ranking, ranking_of_tuned : order of runs of the same job; of tuned runs alone.
     pairs : changes of one knob.
     anchoring : errors with another row of the same model and machine as the anchor.
     """
@@ -42,6 +42,7 @@ class Timing(BaseModel):
     by_kind: tuple[ErrorGroup, ...] = ()
     baselines: tuple[ErrorGroup, ...] = ()
     ranking: Ranking | None = None
+    ranking_of_tuned: Ranking | None = None
     pairs: Pairs | None = None
     anchoring: Anchoring | None = None
 
@@ -71,6 +72,7 @@ def timing(rows: Sequence[RowResult], pairs: Sequence[PairResult] = ()) -> Timin
             if errors
         ),
         ranking=ranking(rows),
+        ranking_of_tuned=ranking(some),
         pairs=pairs_of(pairs),
         anchoring=anchoring(some),
     )

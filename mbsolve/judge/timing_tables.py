@@ -44,7 +44,7 @@ def timing_tables(found: Timing) -> Iterator[Table]:
         yield _errors("The same by hardware, family and precision", found.by_kind)
         yield _errors("The same by cell (model, hardware)", found.by_cell)
     if found.ranking is not None:
-        yield _ranking(found.ranking)
+        yield _ranking(found.ranking, found.ranking_of_tuned)
     if found.pairs is not None:
         yield _pairs(found.pairs)
     if found.anchoring is not None:
@@ -59,16 +59,15 @@ def _errors(title: str, groups: Iterable[ErrorGroup]) -> Table:
     return Table(title, ("", *ERRORS), tuple((g.name, *_cells(g.errors)) for g in groups))
 
 
-def _ranking(found: Ranking) -> Table:
-    tokens = any(g.per_token for g in found.groups)
-    notes = (
-        f"{len(found.groups)} groups of at least {LEAST} configurations: Kendall's tau mean {found.mean_tau:.2f}, median "
-        f"{found.median_tau:.2f}; of pairs more than {ORDERED:.0%} apart {_share(found.right, found.pairs)} in the right "
-        f"order; the run predicted fastest is {found.mean_regret:.1%} slower than the fastest in the mean, "
-        f"{found.worst_regret:.1%} at most.",
+def _ranking(found: Ranking, tuned: Ranking | None) -> Table:
+    notes = [
+        _order(f"{len(found.groups)} groups of at least {LEAST} configurations", found),
         "Runs of trusted tiers; several of one configuration count once, with the median.",
-        *(("* batches differ: times of a token are compared.",) if tokens else ()),
-    )
+    ]
+    if tuned is not None:
+        notes.insert(1, _order(f"{len(tuned.groups)} groups of tuned runs alone", tuned))
+    if any(g.per_token for g in found.groups):
+        notes.append("Marked *: batches differ, and times of a token are compared.")
     rows = tuple(
         (
             g.name + (" *" if g.per_token else ""),
@@ -79,11 +78,15 @@ def _ranking(found: Ranking) -> Table:
         )
         for g in found.groups
     )
-    return Table(
-        "Order of runs of the same job",
-        ("model, hardware, precision, length", "runs", "tau", "pairs right", "regret"),
-        rows,
-        notes=notes,
+    heads = ("model, hardware, precision, length", "runs", "tau", "pairs right", "regret")
+    return Table("Order of runs of the same job", heads, rows, notes=tuple(notes))
+
+
+def _order(what: str, found: Ranking) -> str:
+    return (
+        f"{what}: Kendall's tau mean {found.mean_tau:.2f}, median {found.median_tau:.2f}; of pairs more than "
+        f"{ORDERED:.0%} apart {_share(found.right, found.pairs)} in the right order; the run predicted fastest is "
+        f"{found.mean_regret:.1%} slower than the fastest in the mean, {found.worst_regret:.1%} at most."
     )
 
 
@@ -100,7 +103,9 @@ def _pairs(found: Pairs) -> Table:
     )
     notes = [all_, "Ratios are of the GPU time of a model FLOP; for runs of one job that is of their steps."]
     for text, named in _alike((p.group, _assumption(p)) for p in found.pairs if p.reason is None).items():
-        notes.append(f"{'; '.join(named)}: {text}.")
+        notes.append(f"{'; '.join(dict.fromkeys(named))}: {text}.")
+    for group, texts in _alike((_added(p), p.group) for p in found.pairs).items():
+        notes.append(f"{group}, seconds added, measured and predicted: {'; '.join(texts)}.")
     for text, named in _alike((p.group, p.reason) for p in found.pairs).items():
         notes.append(f"Not compared, {len(named)} of {'; '.join(dict.fromkeys(named))}: {text}.")
     rows = tuple(
@@ -112,24 +117,28 @@ def _pairs(found: Pairs) -> Table:
     return Table("One change at a time: ratio of times", heads, rows, words=2, notes=tuple(notes))
 
 
-def _alike(pairs: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
-    """Texts with the groups that have them; in every text but reasons a group stands once."""
+def _alike(pairs: Iterable[tuple[str | None, str | None]]) -> dict[str, list[str]]:
+    """Second texts with the first ones that have them; what is None is left out."""
     out: dict[str, list[str]] = {}
-    for group, text in pairs:
-        if text:
-            out.setdefault(text, []).append(group)
+    for one, text in pairs:
+        if one is not None and text is not None:
+            out.setdefault(text, []).append(one)
     return out
 
 
 def _assumption(pair: PairResult) -> str | None:
     """What a pair rests on that its rows do not say."""
-    said = [f"{name}={value}" for name, value in pair.assumed.items()]
-    text = [f"assumed {', '.join(said)}"] if said else []
+    said = ", ".join(f"{name}={value}" for name, value in pair.assumed.items())
+    text = [f"assumed {said}{f' ({pair.why})' if pair.why else ''}"] if said else []
     text += [f"batch of {pair.batch}"] if pair.batch else []
-    if pair.added_seconds is not None:
-        measured, predicted = pair.added_seconds
-        text.append(f"{pair.factor}: {measured:+.2f} s measured, {predicted:+.2f} s predicted")
     return "; ".join(text) or None
+
+
+def _added(pair: PairResult) -> str | None:
+    if pair.added_seconds is None:
+        return None
+    measured, predicted = pair.added_seconds
+    return f"{pair.factor} {measured:+.2f} and {predicted:+.2f}"
 
 
 def _sign(pair: PairResult) -> str:
@@ -146,24 +155,27 @@ def _anchoring(found: Anchoring) -> Table:
         ("by every other row of the cell", found.pairs),
     )
     rows = tuple((name, *_cells(errors)) for name, errors in some if errors is not None)
-    notes = (
+    rule = (
         "Each row with another one of its model and machine as the anchor (--anchor): of the same precision if any, then "
-        "the nearest in GPUs, sequence length and batch.",
+        "the nearest in GPUs, sequence length and batch."
     )
-    return Table("One measured run as an anchor", ("", *ERRORS), rows, notes=notes)
+    return Table("One measured run as an anchor", ("", *ERRORS), rows, notes=(rule,))
 
 
 def plain_table(table: Table, width: int) -> str:
-    """A table as lines of a terminal; the words of the last column of words are cut where they do not fit."""
-    columns = list(zip(table.heads, *table.rows, strict=True))
+    """A table as lines of a terminal: the first of two columns of words heads the lines that have it."""
+    grouped, first = table.words > 1, table.words - 1
+    columns = list(zip(table.heads, *table.rows, strict=True))[first:]
     sizes = [max(map(len, column)) for column in columns]
-    last = table.words - 1
-    sizes[last] = max(8, min(sizes[last], width - 2 - sum(sizes) + sizes[last] - (len(sizes) - 1)))
-    lines = [f"{table.title}:"]
-    for row in (table.heads, *table.rows):
+    sizes[0] = max(8, min(sizes[0], width - 2 - sum(sizes[1:]) - len(sizes[1:]) - 2 * grouped))
+    lines, before = [f"{table.title}:"], ""
+    for row in (("", *table.heads[1:]) if grouped else table.heads, *table.rows):
+        if grouped and row[0] != before:
+            before = row[0]
+            lines.append(f"  {before}")
         cells = [
-            cell[:size].ljust(size) if i < table.words else cell.rjust(size)
-            for i, (cell, size) in enumerate(zip(row, sizes, strict=True))
+            cell[:size].rjust(size) if i else cell[:size].ljust(size)
+            for i, (cell, size) in enumerate(zip(row[first:], sizes, strict=True))
         ]
-        lines.append(f"  {' '.join(cells)}".rstrip())
+        lines.append(f"  {'  ' * grouped}{' '.join(cells)}".rstrip())
     return "\n".join([*lines, *(wrap(note, width, "  ", "    ") for note in table.notes)])

@@ -171,7 +171,8 @@ def test_an_anchor_takes_out_what_a_cell_has_in_common() -> None:
     assert found.alone.mean == pytest.approx(0.2)
     assert found.nearest.largest == pytest.approx(0.0, abs=1e-12)
     assert found.pairs.rows == 6
-    assert anchoring(rows[1:]).other is None
+    same = anchoring(rows[1:])
+    assert same is not None and same.other is None
 
 
 def test_a_constant_rate_misses_by_how_rates_differ() -> None:
