@@ -35,7 +35,7 @@ def limits(found: Timing) -> dict[str, dict[str, float]]:
                 "mean regret": order.mean_regret,
                 "worst regret": order.worst_regret,
             }
-    if found.pairs is not None:
+    if found.pairs is not None and found.pairs.median_error is not None:
         out["one change at a time"] = {
             "rows": found.pairs.apart,
             "wrong sign": 1 - found.pairs.right / found.pairs.apart,

@@ -63,7 +63,10 @@ def anchoring(rows: Iterable[RowResult]) -> Anchoring | None:
 
 
 def nearest(row: RowResult, others: Sequence[RowResult]) -> RowResult:
-    """The row to anchor on: of the same precision if any; then nearest in GPUs, sequence and batch; then by name."""
+    """The row to anchor on: of the same precision if any; then nearest in GPUs, sequence and batch.
+
+    Of several the one whose plan and settings differ in the fewest fields, then the first by name.
+    """
 
     def distance(other: RowResult) -> tuple[Any, ...]:
         here, there = row.sizes, other.sizes
@@ -77,7 +80,9 @@ def nearest(row: RowResult, others: Sequence[RowResult]) -> RowResult:
                 (here.gbs, there.gbs),
             )
         ]
-        return (row.precision != other.precision, *apart, other.id)
+        names = {*here.plan, *there.plan}
+        changed = sum(here.plan.get(name) != there.plan.get(name) for name in names)
+        return (row.precision != other.precision, *apart, changed, other.id)
 
     return min(others, key=distance)
 

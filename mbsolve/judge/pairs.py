@@ -88,33 +88,39 @@ class Pairs(_Data):
 
     Parameters
     ----------
-    apart, right, median_error : how many, how many with the right sign, median absolute error of the ratio.
+    apart, right, median_error : how many, how many with the right sign, median absolute error of the ratio; the last is
+        None where there are none.
     """
 
     pairs: tuple[PairResult, ...]
     apart: int
     right: int
-    median_error: float
+    median_error: float | None
     modelled_apart: int
     modelled_right: int
-    modelled_median_error: float
+    modelled_median_error: float | None
 
 
 def pairs_of(pairs: Sequence[PairResult]) -> Pairs | None:
-    """The figures of some pairs; None where none is compared."""
+    """The figures of some pairs; None where there is none."""
     apart = [p for p in pairs if p.apart and p.ratio_error is not None]
     modelled = [p for p in apart if p.modelled]
-    if not modelled:
+    if not pairs:
         return None
     return Pairs(
         pairs=tuple(pairs),
         apart=len(apart),
         right=sum(bool(p.right) for p in apart),
-        median_error=median(abs(p.ratio_error or 0.0) for p in apart),
+        median_error=_median_error(apart),
         modelled_apart=len(modelled),
         modelled_right=sum(bool(p.right) for p in modelled),
-        modelled_median_error=median(abs(p.ratio_error or 0.0) for p in modelled),
+        modelled_median_error=_median_error(modelled),
     )
+
+
+def _median_error(pairs: Sequence[PairResult]) -> float | None:
+    errors = [abs(p.ratio_error) for p in pairs if p.ratio_error is not None]
+    return median(errors) if errors else None
 
 
 @dataclass(frozen=True)

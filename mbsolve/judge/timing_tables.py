@@ -97,9 +97,8 @@ def _share(part: int, whole: int) -> str:
 def _pairs(found: Pairs) -> Table:
     all_ = (
         f"Of {found.apart} pairs whose time changes by more than {APART:.0%} {_share(found.right, found.apart)} with the "
-        f"right sign, median error of the ratio {found.median_error:.1%}; of the {found.modelled_apart} that differ in "
-        f"something that is modelled {_share(found.modelled_right, found.modelled_apart)}, "
-        f"{found.modelled_median_error:.1%}."
+        f"right sign{_off(found.median_error)}; of the {found.modelled_apart} that differ in something that is modelled "
+        f"{_share(found.modelled_right, found.modelled_apart)}{_off(found.modelled_median_error)}."
     )
     notes = [all_, "Ratios are of the GPU time of a model FLOP; for runs of one job that is of their steps."]
     for text, named in _alike((p.group, _assumption(p)) for p in found.pairs if p.reason is None).items():
@@ -115,6 +114,10 @@ def _pairs(found: Pairs) -> Table:
     )
     heads = ("pairs", "change", "measured", "predicted", "error", "sign")
     return Table("One change at a time: ratio of times", heads, rows, words=2, notes=tuple(notes))
+
+
+def _off(median_error: float | None) -> str:
+    return "" if median_error is None else f", median error of the ratio {median_error:.1%}"
 
 
 def _alike(pairs: Iterable[tuple[str | None, str | None]]) -> dict[str, list[str]]:
@@ -157,7 +160,7 @@ def _anchoring(found: Anchoring) -> Table:
     rows = tuple((name, *_cells(errors)) for name, errors in some if errors is not None)
     rule = (
         "Each row with another one of its model and machine as the anchor (--anchor): of the same precision if any, then "
-        "the nearest in GPUs, sequence length and batch."
+        "the nearest in GPUs, sequence length and batch, then the one with the fewest other choices."
     )
     return Table("One measured run as an anchor", ("", *ERRORS), rows, notes=(rule,))
 

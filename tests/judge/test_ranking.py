@@ -160,6 +160,8 @@ def test_the_nearest_anchor_has_the_precision_then_the_gpus() -> None:
     assert nearest(me, [other, far, near]) is near
     assert nearest(me, [other, far]) is far
     assert nearest(me, [other]) is other
+    like, unlike = row("z like", 10, 10, gpus=64), row("a unlike", 10, 10, gpus=64, tp=2)
+    assert nearest(me, [unlike, like, near]) is like
 
 
 def test_an_anchor_takes_out_what_a_cell_has_in_common() -> None:
