@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import reports
+import timing_page
 
 from mbsolve.constraints.error_bars import Bar
 from mbsolve.constraints.memory_classes import CLASSES
@@ -23,6 +24,8 @@ from mbsolve.judge.accuracy import broken_rules
 from mbsolve.judge.errors import TRUSTED, ErrorGroup, error_of, errors_of
 from mbsolve.judge.memory_table import bars_of
 from mbsolve.judge.memory_text import QUANTITY_WORDS
+from mbsolve.judge.pairfile import BESIDE, read_pairs
+from mbsolve.judge.pairs import predicted_pairs
 from mbsolve.judge.statistics import Validation, validation
 from mbsolve.judge.validation import RowResult, read_rows, validate_row
 
@@ -43,13 +46,11 @@ BY_CLASS = (
 
 def predicted() -> Validation:
     """All rows that the project keeps, predicted."""
-    return validation(
-        [
-            validate_row(row, time=timed)
-            for name, timed in DATA.items()
-            for row in read_rows(ROOT / "benchmarks" / "data" / name)
-        ]
-    )
+    folder = ROOT / "benchmarks" / "data"
+    rows = {name: list(read_rows(folder / name)) for name in DATA}
+    results = [validate_row(row, time=timed) for name, timed in DATA.items() for row in rows[name]]
+    published = [row for some in rows.values() for row in some]
+    return validation(results, predicted_pairs(published, results, read_pairs(folder / BESIDE)))
 
 
 def tables(found: Validation) -> str:
@@ -61,6 +62,7 @@ def tables(found: Validation) -> str:
         "### Summary",
         _table(["rows that"], [([g.name], g) for g in found.summary]),
     ]
+    parts += timing_page.parts(found.time)
     parts += [
         "### Memory by class",
         BY_CLASS,
@@ -200,6 +202,7 @@ def limits(found: Validation, kept: dict[str, Any], *, loosen: bool = False) -> 
         e = group.errors
         name = f"{group.name}, {QUANTITY_WORDS[group.quantity]}"
         sections["memory"][name] = {"rows": e.rows, "mean": e.mean, "largest": e.largest}
+    sections["time"] = timing_page.limits(found.time)
     old = {} if loosen else kept
     done = sum(r.evaluated for r in found.rows)
     out: dict[str, Any] = {"evaluated": max(done, old.get("evaluated", 0))}

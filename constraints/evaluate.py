@@ -153,6 +153,15 @@ def host_by_rank(p: Priced, moments: Iterable[Moments]) -> list[float]:
     return [float(held(p.terms["host_bytes"], one).totals.max()) for one in moments]
 
 
+def anchored_step(p: Priced) -> tuple[float, tuple[TermValue, ...]]:
+    """Seconds of the step and its terms, which add up to it, as the job's anchor corrects them."""
+    step, passes = step_parts(p)
+    terms, factor = time_terms(p, step, passes), p.job.time_factor
+    if p.job.anchor is not None:
+        terms = tuple(t.model_copy(update={"seconds": (t.seconds or 0.0) * factor}) for t in terms)
+    return step.seconds * factor, terms
+
+
 def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
     """The step as named seconds: the slowest stage's terms, scaled so that they add up to the step.
 
@@ -229,22 +238,23 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         if the layers do not fit the pipeline split.
     """
     p = priced(job, plan)
-    step, passes = step_parts(p)
+    seconds, terms = anchored_step(p)
     moments = plan_moments(job, plan)
     stages = tuple(stage_memory(p, m) for m in moments)
     pinned = host_by_rank(p, moments)
     peak = max(s.peak_device_bytes for s in stages)
     tokens = job.gbs * job.seq_len
-    rate = tokens / step.seconds / job.gpus
+    rate = tokens / seconds / job.gpus
     flops = flops_per_token(job.model, job.seq_len) * rate
     return Evaluation(
-        step_seconds=step.seconds,
+        step_seconds=seconds,
         tokens_per_second_per_gpu=rate,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
         error_bar=error_bar(job.model),
         memory_error=memory_bar(job, plan, peak),
-        terms=time_terms(p, step, passes),
+        terms=terms,
+        anchor=job.anchor,
         stages=stages,
         host_bytes_per_node=max(pinned) * min(job.gpus_per_node, job.gpus),
         host_fullest_node_bytes=fullest_node(pinned, job.gpus, job.gpus_per_node).bytes,

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mbsolve.constraints.anchor import Anchor
+
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +94,7 @@ class Evaluation(_Data):
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
     memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
+    anchor : the measured run that ``step_seconds``, the rates and the terms are scaled by; None for none.
     host_bytes_per_node : pinned host memory that the plan's offloads need, every rank of the node taken to be on the
         fullest pipeline rank: what the budget and the solver compare.
     host_fullest_node_bytes : the same on the fullest node with the ranks that it really has; never more.
@@ -106,6 +109,7 @@ class Evaluation(_Data):
     error_bar: float
     memory_error: MemoryBar
     terms: tuple[TermValue, ...]
+    anchor: Anchor | None = None
     stages: tuple[StageMemory, ...]
     host_bytes_per_node: float
     host_fullest_node_bytes: float

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from mbsolve.constraints.anchor import Anchor
 from mbsolve.constraints.vocabulary import Settings
 from mbsolve.hardware.card import Machine
 from mbsolve.hardware.topology import Topology
@@ -27,6 +28,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     block_gpus : GPUs of an NVLink domain that the scheduler places together; the card's figure when absent.
     precision : numeric format of the matrix products.
     margin : fraction of the device memory that is kept free.
+    anchor : a measured run of the same model and machine that evaluated times are scaled by; None for none.
     """
 
     model: Model
@@ -40,6 +42,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     target: Literal["bridge", "bridge-0.6", "megatron-lm"] = "bridge"
     margin: float = Field(default=0.03, ge=0.0, lt=1.0)
     settings: Settings = Settings()
+    anchor: Anchor | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -78,6 +81,11 @@ class Job(BaseModel, frozen=True, extra="forbid"):
         state = super().__getstate__()
         own = type(self).model_fields
         return {**state, "__dict__": {name: value for name, value in vars(self).items() if name in own}}
+
+    @property
+    def time_factor(self) -> float:
+        """What a predicted time is multiplied with before it is shown."""
+        return 1.0 if self.anchor is None else self.anchor.factor
 
     @property
     def quantised(self) -> bool:

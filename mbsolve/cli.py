@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbsolve import cli_judging, cli_memory
+from mbsolve import cli_judging, cli_lists, cli_memory
 
 if TYPE_CHECKING:
     from mbsolve.constraints.job import Job
@@ -90,6 +90,7 @@ def solve_command(
     ] = None,
     workers: Annotated[int, typer.Option(metavar="N", help="Threads of the solver.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    anchor: cli_judging.AnchorOption = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Directory for plan, overrides and report.")
     ] = None,
@@ -131,6 +132,10 @@ def solve_command(
         block_gpus=block,
         target=target,
     )
+    if anchor is not None:
+        from mbsolve.judge.anchor import anchor_job, read_run
+
+        job = anchor_job(job, read_run(anchor))
     if out is not None:
         from mbsolve.emit.launch import ensure_writable
 
@@ -214,42 +219,7 @@ def _progress() -> Iterator[Callable[[str], None] | None]:
         yield lambda text: status.update(Text(text))
 
 
-@app.command()
-def models() -> None:
-    """List the models that have a card."""
-    from mbsolve.models.card import load_model, model_names
-    from mbsolve.models.counts import total_parameters
-
-    width = max(map(len, model_names()))
-    for name in model_names():
-        card = load_model(name)
-        print(f"{name:<{width}} {total_parameters(card) / 1e9:>8.1f}B  {card.title}")
-
-
-@app.command()
-def hardware() -> None:
-    """List the machines that have a card."""
-    from mbsolve.hardware.card import load_machine, machine_names
-
-    width = max(map(len, machine_names()))
-    for name in machine_names():
-        card = load_machine(name)
-        formats = ", ".join(card.supported_precisions)
-        print(
-            f"{name:<{width}} {card.hbm_bytes / 2**30:>6.1f} GiB  {card.gpus_per_node} a node  {formats}  {card.title}"
-        )
-
-
-@app.command()
-def rules(
-    rule_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One rule, in full.")] = None,
-) -> None:
-    """List the rules of the target stack, or show one in full."""
-    from mbsolve.report.rulebook import listing, one
-
-    print("\n".join(one(rule_id) if rule_id else listing()))
-
-
+cli_lists.register(app)
 cli_judging.register(app)
 cli_memory.register(app)
 

@@ -38,6 +38,14 @@ SeqOption = Annotated[
     str | None,
     typer.Option("--seq", metavar="N", help="Tokens of a sequence, where a file does not say them."),
 ]
+AnchorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--anchor",
+        metavar="RUN",
+        help="A measured run of the same model and GPU, a job file with step_seconds: scales predicted times.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -110,6 +118,7 @@ def evaluate(
     memory: Annotated[
         bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
     ] = False,
+    anchor: AnchorOption = None,
     model: ModelOption = None,
     hardware: HardwareOption = None,
     gpus: GpusOption = None,
@@ -119,9 +128,16 @@ def evaluate(
     from mbsolve.errors import InputError
     from mbsolve.judge.answers import evaluate_case, read_many
 
+    if memory and anchor is not None:
+        raise InputError("--anchor corrects times, and --memory shows none: leave one of them out.")
     if memory:
         show_memory(files, given(model, hardware, gpus, seq), json=json)
     cases = read_many(files, given(model, hardware, gpus, seq))
+    if anchor is not None:
+        from mbsolve.judge.anchor import anchor_case, read_run
+
+        run = read_run(anchor)
+        cases = [anchor_case(case, run) for case in cases]
     found = [evaluate_case(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
@@ -217,16 +233,27 @@ def validate(
     json: Json = False,
     memory: Annotated[bool, typer.Option("--memory", help="Compare memory only, by class.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Compare times only.")] = False,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            "--pairs",
+            metavar="FILE",
+            help="Pairs of rows to compare with each other; else ab_pairs.yaml beside each FILE.",
+        ),
+    ] = None,
+    anchor: AnchorOption = None,
 ) -> None:
     """Predict measured rows and print how far off the predictions are."""
-    from mbsolve.judge.statistics import validation
-    from mbsolve.judge.validation import read_rows, validate_row
+    from mbsolve.errors import InputError
+    from mbsolve.judge.anchor import read_run
+    from mbsolve.judge.validated import validated
 
     both = memory == time
-    rows = [row for path in files for row in read_rows(path)]
-    found = validation(
-        [validate_row(row, time=time or both, memory=memory or both) for row in track(rows, "predicting")]
-    )
+    if memory and not time and (anchor is not None or pairs is not None):
+        option = "--anchor" if anchor is not None else "--pairs"
+        raise InputError(f"{option} is about times, and --memory compares none: leave one of them out.")
+    run = None if anchor is None else read_run(anchor)
+    found = validated(files, time=time or both, memory=memory or both, pairs=pairs, run=run, progress=track)
     if json:
         print(found.model_dump_json(indent=2))
         return
@@ -236,14 +263,14 @@ def validate(
     print((memory_text if memory and not time else accuracy_text)(found, width()), end="")
 
 
-def track(rows: Sequence[T], what: str) -> Iterable[T]:
+def track(rows: Sequence[T]) -> Iterable[T]:
     """Go through rows; a bar on the terminal says how far, and nothing is shown when the output is piped."""
     if not sys.stderr.isatty():
         return rows
     from rich.console import Console
     from rich.progress import track as bar
 
-    return bar(rows, what, console=Console(stderr=True), transient=True)
+    return bar(rows, "predicting", console=Console(stderr=True), transient=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -120,7 +120,7 @@ def _outcome(
     return Outcome(
         status=status,
         objective=search.objective,
-        bound_seconds=bound if search.objective == "time" else None,
+        bound_seconds=_shown(job, bound) if search.objective == "time" else None,
         bound_bytes=bound if search.objective == "memory" else None,
         proven=proven,
         plans=ranked,
@@ -142,9 +142,14 @@ def _bound(search: Search, plans: Sequence[Found]) -> float | None:
     return search.bound()
 
 
+def _shown(job: Job, seconds: float | None) -> float | None:
+    """A time of the cost model as it is shown: the search goes without the anchor, which changes no order."""
+    return None if seconds is None else seconds * job.time_factor
+
+
 def _ranked(job: Job, rank: int, found: Found, best: Found) -> Ranked:
     evaluation = evaluate(job, found.plan)
-    quantised = found.quanta.step * SECONDS_PER_QUANTUM
+    quantised = found.quanta.step * SECONDS_PER_QUANTUM * job.time_factor
     if abs(evaluation.step_seconds - quantised) > _AGREEMENT * quantised:
         raise InternalError(
             f"the plan's step is {evaluation.step_seconds} s in floating point, {quantised} s in quanta: {found.plan}"
@@ -169,5 +174,6 @@ def assumptions(job: Job) -> dict[str, Any]:
         "precision": job.precision,
         "target": job.target,
         "margin": job.margin,
+        **({} if job.anchor is None else {"anchor": f"x{job.anchor.factor:.3g} by {job.anchor.by}"}),
         **job.settings.model_dump(),
     }

@@ -44,6 +44,7 @@ class Entry:
     suggested : ``hardware``, ``gpus``, ``precision`` -> value and where it is from, for when nobody states them.
     skipped : why the entry is no configuration to judge; None when it is one.
     free : whether it leaves the configuration to the solver; what is stated of the plan is then a demand.
+    step_seconds : what was measured, as the file has it; None when absent.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Entry:
     suggested: dict[str, tuple[Any, str]] = field(default_factory=dict)
     skipped: str | None = None
     free: bool = False
+    step_seconds: Any = None
 
     def state(self, where: str, name: str, value: Any) -> None:
         """Take a field with our name; None says nothing.

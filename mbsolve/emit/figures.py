@@ -24,6 +24,7 @@ class Figures:
     stage : pipeline rank of the memory figures: an index, -1 for the last, None for the fullest.
     passes_only : whether ``step_seconds`` leaves out the optimizer and all communication.
     reserved_bytes : reserved by the allocator at the peak of a step.
+    tflops_per_gpu : as the stack counts them; where no FLOPs of a token are told, good for ratios only.
     """
 
     step_seconds: float | None = None
@@ -33,6 +34,7 @@ class Figures:
     stage: int | None = None
     passes_only: bool = False
     reserved_bytes: float | None = None
+    tflops_per_gpu: float | None = None
 
     def any(self) -> bool:
         """Whether there is anything to compare with."""
@@ -61,6 +63,7 @@ def figures_of(row: Mapping[str, Any]) -> Figures:
         by_rank,
         stage,
         reserved_bytes=None if reserved is None else reserved * GB,
+        tflops_per_gpu=row.get("tflops_per_gpu") or None,
     )
 
 

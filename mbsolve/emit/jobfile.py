@@ -142,6 +142,7 @@ def _entry(
     for key in (*SIZES, "mbs"):
         out.state(where, key, raw.get(key))
     out.target, out.margin = raw.get("target"), raw.get("margin")
+    out.step_seconds = raw.get("step_seconds")
     if raw.get("precision") is not None:
         out.precision = _precision(out, str(raw["precision"]))
     if "free" in config:

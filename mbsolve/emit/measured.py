@@ -7,35 +7,26 @@ reason, so that no row is left out in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from mbsolve.constraints.placement import PlacementError
-from mbsolve.constraints.rules.layout import virtual_stage_texts
-from mbsolve.constraints.vocabulary import (
-    DISPATCHERS,
-    GRAPH_IMPLS,
-    GRAPH_SCOPES,
-    OFFLOAD_MODULES,
-    RECOMPUTE_MODULES,
-)
 from mbsolve.emit.figures import Figures, figures_of
 from mbsolve.emit.habits import Habits
 from mbsolve.emit.jobfile import Entry
 from mbsolve.emit.recorded import (
-    counted_ends,
     finetuned_leanly,
     open_fields,
     recipe_graphs,
     recorded_settings,
 )
+from mbsolve.emit.recorded_plan import PER_STEP, recorded_plan
 from mbsolve.emit.rowschema import OddRowError, published_fields
 from mbsolve.emit.small_models import Flagged, Unmodelled, flagged_model
 from mbsolve.emit.spellings import PRECISIONS
 from mbsolve.hardware.card import CardError, load_machine
 
-__all__ = ["Measured", "measured_row"]
+__all__ = ["Measured", "completed_row", "measured_row"]
 
 # Stacks on Megatron-Core, by how a row's framework begins; and one that is not, though it begins so.
 STACKS: Final = ("megatron", "nemo", "primus")
@@ -47,8 +38,6 @@ REQUIRED: Final = ("hardware", "gpus", "precision", "tp", "pp", "cp")
 OUTCOMES: Final = ("ok", "oom")
 # Tiers of models so small that a step takes as long as its kernels take to launch.
 LAUNCH_BOUND: Final = ("C-ci-small",)
-# Without these only what is held between steps can be told, which does not depend on them: size -> stand-in.
-PER_STEP: Final[Mapping[str, int]] = {"seq_len": 4096, "mbs": 1}
 
 
 @dataclass
@@ -64,6 +53,7 @@ class Measured:
     habits : what the memory of the run has that a planned run has not.
     outcome : ``ok``, or ``oom`` where the run ended for lack of memory.
     open_fields : formats of state, and recompute, that nothing states, of `constraints.lighter.OPEN_FIELDS`.
+    record : the row as it was read.
     least_batch : whether the length or the micro-batch is not recorded, and the least that is usual stands in for it.
     """
 
@@ -82,10 +72,22 @@ class Measured:
     outcome: str = "ok"
     open_fields: tuple[str, ...] = ()
     least_batch: bool = False
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def measured_row(row: Mapping[str, Any]) -> Measured:
-    """Read one row of the schema of published measurements."""
+def completed_row(row: Measured, assumed: Mapping[str, Any]) -> Measured:
+    """The row read again, for a ratio with another one: what it leaves open is taken from ``assumed``."""
+    open_ = {name: value for name, value in assumed.items() if row.record.get(name) is None}
+    return measured_row({**row.record, **open_}, as_ratio=True)
+
+
+def measured_row(row: Mapping[str, Any], as_ratio: bool = False) -> Measured:
+    """Read one row of the schema of published measurements.
+
+    Parameters
+    ----------
+    as_ratio : whether it is compared with another row only, for which TFLOP/s are enough.
+    """
     try:
         row = published_fields(row)
     except OddRowError as odd:
@@ -99,6 +101,7 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         precision=str(row.get("precision")),
         moe=row.get("moe"),
         knobs_recorded=row.get("knobs_recorded"),
+        record=row,
     )
     out.figures = figures_of(row)
     row = _with_defaults(row)
@@ -107,7 +110,8 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
     if out.outcome == "oom":
         # What was allocated when the run ended is no peak of a step.
         out.figures = Figures()
-    if out.reason is None and out.outcome == "ok" and not out.figures.any():
+    enough = out.figures.any() or (as_ratio and out.figures.tflops_per_gpu is not None)
+    if out.reason is None and out.outcome == "ok" and not enough:
         out.reason = "nothing was measured that is predicted"
     if out.reason is None:
         try:
@@ -189,7 +193,7 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         out.least_batch = True
         out.figures = replace(out.figures, peak_bytes=None, peaks_by_rank=())
         entry.sizes["seq_len"] = row.get("seq_len") or PER_STEP["seq_len"]
-    entry.plan = _plan(row)
+    entry.plan = recorded_plan(row)
     entry.plan |= recipe_graphs(row)
     if finetuned_leanly(row):
         out.habits = Habits(transposed_weights=False)
@@ -239,71 +243,3 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any]:
     elif extra.get("mtp_num_layers") is not None:
         changes["mtp_num_layers"] = int(extra["mtp_num_layers"])
     return {"name": str(row["model"]), **changes}
-
-
-def _listed(row: Mapping[str, Any], name: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    listed = tuple(row.get(name) or ())
-    for one in listed:
-        if one not in known:
-            raise Unmodelled(f"{what} {one} is not modelled")
-    return listed
-
-
-def _word(row: Mapping[str, Any], name: str, known: Sequence[str]) -> str | None:
-    word: str | None = row.get(name)
-    if word is not None and word not in known:
-        raise Unmodelled(f"{name} {word} is not known")
-    return word
-
-
-def _vpp_of_layout(row: Mapping[str, Any]) -> int:
-    """Virtual stages of a rank in a row's layout; 1 without one."""
-    if not row.get("pp_layout"):
-        return 1
-    try:
-        return max(1, len(virtual_stage_texts(row["pp_layout"])) // int(row["pp"]))
-    except PlacementError:
-        return 1  # for the placement to say
-
-
-def _plan(row: Mapping[str, Any]) -> dict[str, Any]:
-    scope = row.get("cuda_graph_scope") or ()
-    impl = _word(row, "cuda_graph_impl", GRAPH_IMPLS) or "none"
-    if "full_iteration" in scope:
-        # An implementation since; a scope in older releases.
-        impl, scope = "full_iteration", ()
-    modules = _listed(row, "recompute_modules", RECOMPUTE_MODULES, "recompute of")
-    granularity = row.get("recompute_granularity") or ("selective" if modules else None)
-    out = {
-        "tp": row["tp"],
-        "cp": row["cp"],
-        "pp": row["pp"],
-        "vpp": row.get("vpp") or _vpp_of_layout(row),
-        "ep": row.get("ep") or 1,
-        "etp": row.get("etp"),
-        "mbs": row.get("mbs") or PER_STEP["mbs"],
-        "sequence_parallel": None if row.get("sp") is None else bool(row["sp"]) and row["tp"] > 1,
-        "pipeline_layout": row.get("pp_layout"),
-        **counted_ends(row),
-        "recompute_granularity": granularity,
-        "recompute_modules": modules if granularity == "selective" else (),
-        "dispatcher": _word(row, "dispatcher", DISPATCHERS) or "alltoall",
-        "ep_overlap": bool(row.get("ep_overlap")),
-        "delay_wgrad": bool(row.get("delay_wgrad")),
-        "optimizer_offload_fraction": row.get("optimizer_offload_fraction") or 0.0,
-        "activation_offload_layers": row.get("activation_offload_layers") or 0,
-        "fine_grained_offload_modules": _listed(
-            row, "fine_grained_offload_modules", OFFLOAD_MODULES, "offload of"
-        ),
-        "cuda_graph_impl": impl,
-        "cuda_graph_scope": _listed({"s": scope}, "s", GRAPH_SCOPES, "a CUDA graph of"),
-    }
-    if granularity == "full":
-        method = (_extra(row).get("arch") or {}).get("recompute_method")
-        out |= {
-            # One layer without a method is a checkpoint around each; a larger number, that many of a stage.
-            "recompute_method": method
-            or ("block" if (row.get("recompute_num_layers") or 1) > 1 else "uniform"),
-            "recompute_num_layers": row.get("recompute_num_layers") or 1,
-        }
-    return {name: value for name, value in out.items() if value is not None}

@@ -198,6 +198,7 @@ JOB_KEYS: Final = frozenset(
         "target",
         "config",
         "state_dtypes",
+        "step_seconds",
     ]
 )
 # Named in reports, but nothing here depends on them.

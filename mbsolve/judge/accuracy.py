@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mbsolve.judge.fitting import fits_text
 from mbsolve.judge.statistics import TRUSTED, ErrorGroup, Quantity, Validation, error_of
+from mbsolve.judge.timing_tables import plain_table, timing_tables
 from mbsolve.judge.validation import RowResult
 from mbsolve.report import words
 from mbsolve.report.sections import wrap
@@ -24,8 +25,11 @@ def accuracy_text(found: Validation, width: int, *, every_tier: bool = True) -> 
     """The whole report: what was compared, the summary, a table for each quantity, the worst rows, the reasons."""
     done = sum(r.evaluated for r in found.rows)
     parts = [f"{len(found.rows)} rows, {done} evaluated; errors are predicted / measured - 1"]
+    if found.anchored is not None:
+        parts.append(wrap(found.anchored, width))
     if found.summary:
         parts.append(_table("Summary", found.summary, width))
+    parts += [plain_table(table, width) for table in timing_tables(found.time)]
     for quantity, title in TITLES.items():
         groups = [g for g in found.groups if g.quantity == quantity and (every_tier or g.tier in TRUSTED)]
         if groups:

@@ -50,6 +50,7 @@ class Case:
     open_fields : formats of state and recompute that nothing states, of `constraints.lighter.OPEN_FIELDS`.
     demands : decisions that it states when it leaves the others to the solver; None when it leaves none.
     file : the file that it is from.
+    step_seconds : the measured step that it states, not yet judged; None where it states none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Case:
     open_fields: tuple[str, ...] = ()
     demands: dict[str, Any] | None = None
     file: str = ""
+    step_seconds: Any = None
 
     @property
     def question(self) -> str | None:
@@ -162,6 +164,7 @@ def _case(entry: Entry) -> Case:
         unmodelled=tuple(entry.unmodelled),
         open_fields=_open_fields(entry),
         demands=dict(entry.plan) if entry.free else None,
+        step_seconds=entry.step_seconds,
     )
 
 

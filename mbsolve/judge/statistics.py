@@ -22,6 +22,8 @@ from mbsolve.judge.errors import (
 )
 from mbsolve.judge.fitting import Fits, fits_of
 from mbsolve.judge.memory_table import memory_table
+from mbsolve.judge.pairs import PairResult
+from mbsolve.judge.timing import Timing, timing
 from mbsolve.judge.validation import RowResult
 
 __all__ = [
@@ -50,6 +52,8 @@ class Validation(BaseModel):
     groups : errors by hardware, family, precision and tier.
     summary : errors of the rows that are to be trusted.
     memory : errors of memory by the classes that error bars are taken from.
+    time : step times judged: errors by what rows have in common, order, one-knob changes, anchors.
+    anchored : what an anchor did, with the rows that it was put on; None without one.
     reasons : why rows were not evaluated -> how many.
     not_compared : why a figure of an evaluated row was not compared -> how many.
     fits : runs judged against the memory of their GPUs.
@@ -62,6 +66,8 @@ class Validation(BaseModel):
     groups: tuple[ErrorGroup, ...]
     summary: tuple[ErrorGroup, ...]
     memory: MemoryTable
+    time: Timing = Timing()
+    anchored: str | None = None
     reasons: dict[str, int]
     not_compared: dict[str, int]
     fits: Fits = Fits()
@@ -135,8 +141,10 @@ def summary(rows: Sequence[RowResult]) -> tuple[ErrorGroup, ...]:
     return tuple(out)
 
 
-def validation(rows: Sequence[RowResult]) -> Validation:
-    """All that is to be said of some predicted rows."""
+def validation(
+    rows: Sequence[RowResult], pairs: Sequence[PairResult] = (), anchored: str | None = None
+) -> Validation:
+    """All that is to be said of some predicted rows, and pairs of them."""
     groups = []
     for quantity in QUANTITIES:
         found = _groups(rows, quantity, lambda r: (r.hardware, r.family, r.precision, r.tier))
@@ -159,6 +167,8 @@ def validation(rows: Sequence[RowResult]) -> Validation:
         groups=tuple(groups),
         summary=summary(rows),
         memory=memory_table(rows),
+        time=timing(rows, pairs),
+        anchored=anchored,
         reasons=dict(sorted(reasons.items(), key=lambda kv: (-kv[1], kv[0]))),
         not_compared=dict(sorted(skipped.items(), key=lambda kv: (-kv[1], kv[0]))),
         fits=fits_of((row.id, row.fit) for row in rows),

@@ -9,14 +9,13 @@ from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.check import broken_laws
 from mbsolve.constraints.evaluate import (
+    anchored_step,
     plan_moments,
     priced,
     rank_counts,
     stage_memory,
     stage_pass,
-    step_parts,
 )
-from mbsolve.constraints.evaluate import time_terms as step_terms
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory_classes import class_of
@@ -25,13 +24,15 @@ from mbsolve.constraints.time.catalogue import TIME_TERMS
 from mbsolve.emit.figures import Figures
 from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
+from mbsolve.judge.anchor import Run, scaled_by
 from mbsolve.judge.cases import Case, case_of
 from mbsolve.judge.fitting import Fit, fit_of
 from mbsolve.judge.habits import as_run
 from mbsolve.judge.rows import read_rows
+from mbsolve.judge.sizes import Sizes, sizes_of
 from mbsolve.models.partial import PartialModel
 
-__all__ = ["Compared", "RowResult", "read_rows", "validate_row"]
+__all__ = ["Compared", "RowResult", "read_rows", "short_reason", "step_seconds", "validate_row"]
 
 # Groups of time terms that a probe does not have: its collectives return at once.
 COMMUNICATION: Final = ("tp", "cp", "ep")
@@ -64,6 +65,7 @@ class RowResult(_Data):
     ----------
     id, tier, moe, knobs_recorded : as the row has them; ``moe`` from the model where the row says nothing.
     hardware, family, precision : of the groups that errors are shown by.
+    sizes : what ran; None where the row was not evaluated.
     evaluated : whether it was predicted; if not, ``reason`` says why.
     measured, predicted : what is compared.
     reserved : what the allocator reserved, where the row has it.
@@ -86,6 +88,7 @@ class RowResult(_Data):
     hardware: str
     family: str = "unknown"
     precision: str
+    sizes: Sizes | None = None
     evaluated: bool = False
     reason: str | None = None
     measured: Compared = Compared()
@@ -104,12 +107,13 @@ class RowResult(_Data):
     terms: tuple[TermValue, ...] = ()
 
 
-def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowResult:
+def validate_row(row: Measured, time: bool = True, memory: bool = True, run: Run | None = None) -> RowResult:
     """Predict one row.
 
     Parameters
     ----------
     time, memory : what is compared.
+    run : a measured run that the steps of its own model and machine are scaled by.
     """
     notes: dict[str, Any] = {
         "id": row.id,
@@ -127,15 +131,15 @@ def validate_row(row: Measured, time: bool = True, memory: bool = True) -> RowRe
     if row.entry is None:
         return RowResult(**notes, reason=row.reason)
     try:
-        case = case_of(row.entry, "row")
+        case = scaled_by(case_of(row.entry, "row"), run)
         return _predicted(row, case, notes, time, memory)
     except InputError as error:
-        return RowResult(**notes, reason=_short(str(error)))
+        return RowResult(**notes, reason=short_reason(str(error)))
     except PlacementError as error:
         return RowResult(**notes, reason=f"the layers cannot be placed: {error}")
 
 
-def _short(message: str) -> str:
+def short_reason(message: str) -> str:
     """A reason that is the same for every row that has it."""
     text = message.removeprefix("row: ").rstrip(".")
     for start in ("There is no model", "There is no machine"):
@@ -169,7 +173,7 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     terms: tuple[TermValue, ...] = ()
     stage: int | None = None
     if time and seen.step_seconds is not None and row.no_time is None:
-        found["step_seconds"], terms = _seconds(case, seen)
+        found["step_seconds"], terms = step_seconds(case, seen)
     if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
         stages = _stages(case, row)
         measured, worst = _compared_stage(case, seen, stages)
@@ -190,6 +194,7 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
         notes["fit"] = fit_of(row, case)
     notes["precision"], notes["hardware"] = job.precision, job.machine.name
     notes["moe"] = model.is_moe if row.moe is None else row.moe
+    notes["sizes"] = sizes_of(case)
     skipped = _skipped(row, time, memory)
     nothing = not found and notes.get("fit") is None
     return RowResult(
@@ -233,13 +238,12 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return predicted / measured - 1 if predicted is not None and measured else None
 
 
-def _seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
+def step_seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...]]:
     """The predicted time of what was timed, and its largest terms."""
     if not seen.passes_only:
         p = priced(case.job, case.plan, TIME_TERMS)
-        step, passes = step_parts(p)
-        terms = sorted(step_terms(p, step, passes), key=lambda t: -(t.seconds or 0.0))
-        return step.seconds, tuple(terms[:8])
+        seconds, terms = anchored_step(p)
+        return seconds, tuple(sorted(terms, key=lambda t: -(t.seconds or 0.0))[:8])
     p = priced(case.job, case.plan, [t for t in TIME_TERMS if t.name.split(".")[0] not in COMMUNICATION])
     counts = rank_counts(case.job, case.plan)[seen.stage or 0]
     work = stage_pass(p, counts)

@@ -69,7 +69,8 @@ def amounts(
 def time_lines(e: Evaluation, width: int) -> list[str]:
     """The step of a plan, and what it is made of."""
     lead = f"{words.seconds(e.step_seconds)} a step, {e.microbatches} micro-batches, {e.mfu:.1%} of the BF16 peak"
-    return [lead, *amounts(words.terms_by_group(e.terms), e.step_seconds, words.seconds, width)]
+    anchor = [] if e.anchor is None else [e.anchor.words]
+    return [lead, *anchor, *amounts(words.terms_by_group(e.terms), e.step_seconds, words.seconds, width)]
 
 
 def memory_lines(job: Job, e: Evaluation, width: int) -> list[str]:

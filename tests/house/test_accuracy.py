@@ -49,6 +49,14 @@ def test_accuracy(command: ModuleType) -> None:
         assert by_class[name].rows >= limits["rows"], name
         for figure in ("mean", "largest"):
             assert getattr(by_class[name], figure) <= limits[figure] + SLACK, f"{name}: {figure}"
+    times = command.timing_page.limits(found.time)
+    assert set(kept["time"]) == set(times), "a figure is new or gone: python benchmarks/accuracy.py --loosen"
+    for name, limits in kept["time"].items():
+        for figure, limit in limits.items():
+            if figure == "rows":
+                assert times[name]["rows"] >= limit, name
+            else:
+                assert times[name][figure] <= limit + SLACK, f"{name}: {figure}"
 
 
 def test_limits_are_only_tightened(command: ModuleType) -> None:
