@@ -88,7 +88,8 @@ class Evaluation(_Data):
     Parameters
     ----------
     step_seconds : one optimizer step.
-    tflops_per_gpu, mfu : model FLOPs in the stack's own counting (3 x forward, recompute never counted).
+    flops_per_token, tflops_per_gpu, mfu : model FLOPs in the stack's own counting (`models.flops.CONVENTION`), the last as
+        a share of the dense BF16 peak whatever the precision.
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
     memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
@@ -101,6 +102,7 @@ class Evaluation(_Data):
     schema_version: Literal[1] = 1
     step_seconds: float
     tokens_per_second_per_gpu: float
+    flops_per_token: float
     tflops_per_gpu: float
     mfu: float
     error_bar: float

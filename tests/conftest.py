@@ -50,6 +50,7 @@ def evaluation(step: float, used: float) -> Evaluation:
     return Evaluation(
         step_seconds=step,
         tokens_per_second_per_gpu=128 * 131072 / step / 256,
+        flops_per_token=320.4e12 * 204.5 * 256 / (128 * 131072),
         tflops_per_gpu=320.4 * 204.5 / step,
         mfu=0.324,
         error_bar=0.11,
