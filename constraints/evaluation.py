@@ -82,6 +82,24 @@ class MemoryBar(_Data):
     words: str
 
 
+class TimeBar(_Data):
+    """How far a step time may be off, from measured runs of its class of models.
+
+    Parameters
+    ----------
+    name : the class: dense, moe or hybrid.
+    error_bar : relative error to expect of a job that no constant was fitted on.
+    mean, rows : mean absolute error over tuned published runs, and how many they are.
+    words : the same in words.
+    """
+
+    name: str
+    error_bar: float
+    mean: float
+    rows: int
+    words: str
+
+
 class Evaluation(_Data):
     """Time and memory of one plan, in floating point.
 

@@ -83,11 +83,12 @@ def outcomes() -> dict[str, Outcome]:
     """One outcome for each status."""
     second = BEST.model_copy(update={"dispatcher": "alltoall", "recompute_modules": ("mla_up_proj", "moe")})
     ranked = (
-        Ranked(rank=1, plan=BEST, evaluation=evaluation(204.5, 76.2)),
+        Ranked(rank=1, plan=BEST, evaluation=evaluation(204.5, 76.2), tie_with_best=True),
         Ranked(
             rank=2,
             plan=second,
             evaluation=evaluation(219.25, 75.1),
+            tie_with_best=False,
             differs_from_best=("dispatcher", "recompute_modules"),
         ),
     )

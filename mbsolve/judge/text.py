@@ -14,9 +14,11 @@ from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
 from mbsolve.judge.memory import Remembered
+from mbsolve.judge.timed import Timed
 from mbsolve.report import words
 from mbsolve.report.memory import memory_report
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
+from mbsolve.report.time import flops_text, host_lines, step_lines, time_report
 
 SHOWN_REPAIRS = 4
 SHOWN_TERMS = 12
@@ -129,15 +131,25 @@ def remembered_text(
     return lines.append("\n").append_text(report)
 
 
-def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
+def timed_text(case: Case, found: Timed, width: int, *, colour: bool = False) -> Text:
+    """The step of one configuration, and what is to be said of it."""
+    lines = Text("\n".join(about_lines(case, found, width)) + "\n")
+    if found.time is None:
+        return lines
+    return lines.append("\n").append_text(time_report(found.time, found.graphs, width, colour=colour))
+
+
+def evaluated_text(case: Case, found: Timed, width: int) -> str:
     """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
-    lines, e = about_lines(case, found, width), found.evaluation
-    if e is None:
+    lines, e, time = about_lines(case, found, width), found.evaluation, found.time
+    if e is None or time is None:
         return "\n".join(lines) + "\n"
     speed = f"{e.tokens_per_second_per_gpu:.0f} tokens/s/GPU, {e.tflops_per_gpu:.0f} TFLOP/s/GPU"
     grids = f"TPxCPxDPxPP {words.grid(e.grids.dense)}, ETPxEPxEDPxPP {words.grid(e.grids.expert)}"
     totals = [
         f"{words.seconds(e.step_seconds)} a step +- {e.error_bar:.0%}, {speed}",
+        flops_text(time.flops),
+        time.error.words,
         f"{grids}, {e.microbatches} micro-batches",
         f"{words.gib(e.headroom_bytes)} GiB of device memory left; {words.gib(e.host_bytes_per_node)} GiB of host a node",
     ]
@@ -152,7 +164,8 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
     parts = [
         "\n".join(lines),
         section("Totals", totals, width),
-        section("Time", time_lines(e, width), width),
+        section("Step", step_lines(time), width),
+        section("Time", [*time_lines(e, width), *host_lines(time, found.graphs)], width),
         section("Memory", memory_lines(case.job, e, width), width),
         section("Pipeline ranks, GiB", ranks, width),
     ]
