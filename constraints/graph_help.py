@@ -80,6 +80,8 @@ def graph_help(job: Job, plan: Plan, account: TimeAccount) -> GraphHelp | None:
     laws: dict[str, list[tuple[Rule, str]]] = {}
     for fields in _captures(job, plan):
         changed, altered, _ = normalise(*applied(job, plan, fields))
+        if any(getattr(altered, name) != value for name, value in fields.items()):
+            continue  # the stack would make it another of them
         against = [(rule, because) for rule, because in broken(changed, altered) if because is not None]
         kind = fields["cuda_graph_impl"]
         if against:

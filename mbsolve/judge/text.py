@@ -10,6 +10,7 @@ from rich.text import Text
 from mbsolve.constraints.check import Verdict
 from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
+from mbsolve.constraints.vocabulary import Plan
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
@@ -176,9 +177,12 @@ def difference_text(d: Difference, width: int) -> str:
     """Two configurations: the fields that differ, the totals, and the terms, largest change first."""
     fields = [f"{name}: {words.word(x)} -> {words.word(y)}" for name, (x, y) in d.fields.items()]
     step, peak = d.step_seconds, d.peak_device_bytes
+    # Of other jobs predictions have errors that do not cancel.
+    same = set(d.fields) <= set(Plan.model_fields)
+    moved = words.compared(step[1], step[0]) if same else words.change(step[1], step[0])
     ranks = f"pipeline ranks {d.stages[0]} and {d.stages[1]}"
     totals = [
-        f"step: {words.seconds(step[0])} -> {words.seconds(step[1])} ({words.change(step[1], step[0])})",
+        f"step: {words.seconds(step[0])} -> {words.seconds(step[1])} ({moved})",
         f"peak on the device: {words.gib(peak[0])} -> {words.gib(peak[1])} GiB ({ranks})",
         f"between steps: {words.gib(d.between_bytes[0])} -> {words.gib(d.between_bytes[1])} GiB",
         f"host: {words.gib(d.host_bytes_per_node[0])} -> {words.gib(d.host_bytes_per_node[1])} GiB a node",

@@ -211,7 +211,7 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
     bar = best.evaluation.error_bar
     out = [f"- step times are estimates; expect them within {bar:.0%} of a measured step"]
     if 0 < outcome.proven < len(outcome.plans):
-        out.append(f"- proven up to plan {outcome.proven}")
+        out.append(f"- the ranking is proven up to plan {outcome.proven}")
     if job.target == "megatron-lm":
         out.append(
             "- no card has what DATA_TOKENIZER_AND_SCHEDULE stands for below, the base and the scaling of a rotary "

@@ -23,8 +23,11 @@ def tie_text(plans: Sequence[Ranked], *, ordered: bool) -> str:
     if len(ties) < 2:
         return ""
     others = [str(one.rank) for one in ties[1:]]
-    which = f"plan{'s' if len(others) > 1 else ''} {', '.join(others)}"
-    told = f"A tie: {which} may be as fast as plan 1: within {pair_error():.1%}, the error of a predicted difference."
+    which = f"plans {', '.join(others)} are" if len(others) > 1 else f"plan {others[0]} is"
+    told = (
+        f"A tie: {which} within {pair_error():.1%} of plan 1, the error of a predicted difference, so any of them may be "
+        "the fastest."
+    )
     if ordered and len(others) > 1:
         told += (
             " After plan 1 they are ordered by free memory (whole GiB), then by how few features they use."
