@@ -141,7 +141,7 @@ def graph_lines(graphs: GraphHelp | None) -> list[str]:
     if graphs.best is None and graphs.too_large is None:
         reasons = [f"{one.graphs}: {one.because.rstrip('.')} [{one.rule}]" for one in graphs.forbidden]
         told = f": {'; '.join(reasons)}" if reasons else ""
-        out.append(f"no CUDA graphs would help{told}")
+        out.append(f"no legal CUDA graphs are faster{told}")
     return out
 
 

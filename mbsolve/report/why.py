@@ -50,7 +50,7 @@ def reasons(job: Job, outcome: Outcome) -> list[str]:
             f"{choice}: {_effect(job, chosen, plan.model_copy(update=update), without)}"
             for choice, without, update in _changes(job, plan)
         ),
-        *(f"no CUDA graphs: {text}." for text in _uncaptured(job, plan)),
+        *(f"eager: {text}." for text in _uncaptured(job, plan)),
     ]
 
 

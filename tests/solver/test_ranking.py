@@ -127,7 +127,8 @@ def test_every_graph_in_a_returned_plan_gains(job: Job) -> None:
 def test_a_job_that_waits_for_its_device_has_no_graphs(hardware: str) -> None:
     job = make_job("llama3-8b", hardware, 8, 8192, gbs=128)
     outcome = solved(job)
-    assert {ranked.plan.cuda_graph_impl for ranked in outcome.plans} == {"none"}
+    assert outcome.best is not None
+    assert outcome.best.plan.cuda_graph_impl == "none"
     assert not any("graph" in text.lower() for text in reasons(job, outcome))
 
 
@@ -138,6 +139,8 @@ def test_a_job_that_waits_for_its_host_has_graphs_or_says_why_not() -> None:
     full = solve(MOE, fixed={"recompute_granularity": "full"})
     assert full.best is not None
     assert full.best.plan.cuda_graph_impl == "none"
-    said = [text for text in reasons(MOE, full) if text.startswith("no CUDA graphs")]
+    said = [
+        text for text in reasons(MOE, full) if text.startswith("eager: no legal CUDA graphs are faster: ")
+    ]
     assert len(said) == 1
     assert "[cg-full-recompute]" in said[0]
