@@ -9,14 +9,23 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from mbsolve.constraints.evaluation import MemoryBar
+from mbsolve.constraints.evaluation import MemoryBar, TimeBar
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit
 from mbsolve.constraints.memory_classes import MemoryClass, classes_of
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.models.card import Model
 
-__all__ = ["Bar", "error_bar", "memory_bar", "recorded_bar", "verdict_words"]
+__all__ = [
+    "Bar",
+    "error_bar",
+    "memory_bar",
+    "pair_error",
+    "recorded_bar",
+    "tied",
+    "time_bar",
+    "verdict_words",
+]
 
 GIB = 2**30
 
@@ -30,8 +39,33 @@ def _accuracy() -> dict[str, Any]:
 
 def error_bar(model: Model) -> float:
     """Relative error of a step time to expect: that of tuned published runs, and more for what was not fitted."""
-    kind = "hybrid" if model.hybrid else "moe" if model.is_moe else "dense"
-    return float(_accuracy()["step_time"][kind]["mean"]) * float(_accuracy()["unseen_factor"])
+    return time_bar(model).error_bar
+
+
+def time_bar(model: Model) -> TimeBar:
+    """The error of a step time of such a model, and what it rests on."""
+    name = "hybrid" if model.hybrid else "moe" if model.is_moe else "dense"
+    found, unseen = _accuracy()["step_time"][name], float(_accuracy()["unseen_factor"])
+    mean, rows = float(found["mean"]), int(found["rows"])
+    words = (
+        f"step time +- {mean * unseen:.0%}: a mean error of {mean:.1%} over {rows} tuned runs of its class, {name}, times "
+        f"{unseen:.3g} for a job that was not among them"
+    )
+    return TimeBar(name=name, error_bar=mean * unseen, mean=mean, rows=rows, words=words)
+
+
+def pair_error() -> float:
+    """Relative error of the predicted ratio of two step times of one job: what is nearer is a tie.
+
+    Much of what a prediction of one plan gets wrong it gets wrong for every plan of the job, so this is far below
+    `error_bar`.
+    """
+    return float(_accuracy()["pair_error"])
+
+
+def tied(seconds: float, other: float) -> bool:
+    """Whether two predicted step times of one job are too near to say which is less."""
+    return max(seconds, other) <= min(seconds, other) * (1 + pair_error())
 
 
 class Bar(NamedTuple):

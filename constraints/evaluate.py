@@ -162,16 +162,18 @@ def anchored_step(p: Priced) -> tuple[float, tuple[TermValue, ...]]:
     return step.seconds * factor, terms
 
 
-def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
-    """The step as named seconds: the slowest stage's terms, scaled so that they add up to the step.
+def pass_terms(
+    p: Priced, counts: dict[str, int], work: StagePass, stage: int, times: int = 1
+) -> tuple[TermValue, ...]:
+    """The passes of one pipeline rank as named seconds, scaled so that they add up to what the passes take.
 
     Device and host time of a pass overlap; each term gets its share of what the pass really takes (the
     tangent that is active), so a host launch that hides behind the device counts for nothing.
+
+    Parameters
+    ----------
+    times : micro-batches.
     """
-    out: list[TermValue] = []
-    counts = rank_counts(p.job, p.plan)[step.slowest]
-    work = passes[step.slowest]
-    microbatches = p.values["microbatches"]
     found: dict[str, list[Any]] = {}
     for device, host, total in (
         ("forward_device", "forward_host", work.forward),
@@ -181,20 +183,19 @@ def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValu
         shares = _shares(sums[device], sums[host], total)
         for row, share in zip((device, host), shares, strict=True):
             for t, value in p.terms[row]:  # type: ignore[index]
-                seconds = value * counts[t.per] * share * microbatches
+                seconds = value * counts[t.per] * share * times
                 if seconds:
                     entry = found.setdefault(t.name, [0.0, str(t.source)])
                     entry[0] += seconds
-    out += [TermValue(name=n, seconds=s, stage=step.slowest, source=src) for n, (s, src) in found.items()]
     if work.transfer:
-        out.append(
-            TermValue(
-                name="pipeline.transfer",
-                seconds=work.transfer * microbatches,
-                stage=step.slowest,
-                source="exposed share of stage-to-stage transfers",
-            )
-        )
+        found["pipeline.transfer"] = [work.transfer * times, "exposed share of stage-to-stage transfers"]
+    return tuple(TermValue(name=n, seconds=s, stage=stage, source=src) for n, (s, src) in found.items())
+
+
+def time_terms(p: Priced, step: Step, passes: list[StagePass]) -> tuple[TermValue, ...]:
+    """The step as named seconds: the passes of the slowest rank, and what is not hidden behind them."""
+    counts = rank_counts(p.job, p.plan)[step.slowest]
+    out = [*pass_terms(p, counts, passes[step.slowest], step.slowest, p.values["microbatches"])]
     for name, seconds in (
         ("pipeline.bubble", step.bubble),
         ("dp.grad_reduce_exposed", step.grad_reduce),
@@ -245,10 +246,12 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
     peak = max(s.peak_device_bytes for s in stages)
     tokens = job.gbs * job.seq_len
     rate = tokens / seconds / job.gpus
-    flops = flops_per_token(job.model, job.seq_len) * rate
+    token = flops_per_token(job.model, job.seq_len)
+    flops = token * rate
     return Evaluation(
         step_seconds=seconds,
         tokens_per_second_per_gpu=rate,
+        flops_per_token=token,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
         error_bar=error_bar(job.model),

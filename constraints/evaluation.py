@@ -84,13 +84,32 @@ class MemoryBar(_Data):
     words: str
 
 
+class TimeBar(_Data):
+    """How far a step time may be off, from measured runs of its class of models.
+
+    Parameters
+    ----------
+    name : the class: dense, moe or hybrid.
+    error_bar : relative error to expect of a job that no constant was fitted on.
+    mean, rows : mean absolute error over tuned published runs, and how many they are.
+    words : the same in words.
+    """
+
+    name: str
+    error_bar: float
+    mean: float
+    rows: int
+    words: str
+
+
 class Evaluation(_Data):
     """Time and memory of one plan, in floating point.
 
     Parameters
     ----------
     step_seconds : one optimizer step.
-    tflops_per_gpu, mfu : model FLOPs in the stack's own counting (3 x forward, recompute never counted).
+    flops_per_token, tflops_per_gpu, mfu : model FLOPs in the stack's own counting (`models.flops.CONVENTION`), the last as
+        a share of the dense BF16 peak whatever the precision.
     error_bar : relative error of ``step_seconds`` to expect, from the accuracy tables.
     memory_error : how far the peak may be off, and what that means for the plan.
     terms : time terms; they add up to ``step_seconds``.
@@ -104,6 +123,7 @@ class Evaluation(_Data):
     schema_version: Literal[1] = 1
     step_seconds: float
     tokens_per_second_per_gpu: float
+    flops_per_token: float
     tflops_per_gpu: float
     mfu: float
     error_bar: float

@@ -22,7 +22,7 @@ from mbsolve.constraints.rules.useful import useful_recompute_modules
 from mbsolve.constraints.splits import splits
 from mbsolve.constraints.vocabulary import DECISIONS, SPLIT_FIELDS, Plan
 
-__all__ = ["Change", "Relief", "excess", "relief"]
+__all__ = ["Change", "Relief", "excess", "priced_change", "relief"]
 
 # Of a decision with many values (layers, shares) so many are priced.
 TRIED: Final = 20
@@ -100,7 +100,7 @@ def relief(job: Job, plan: Plan, wanted: float) -> Relief:
     found = [
         change
         for fields in _thinned(job, plan)
-        if (change := _priced(job, plan, before, fields)) is not None and change.freed_bytes > NOTHING
+        if (change := priced_change(job, plan, before, fields)) is not None and change.freed_bytes > NOTHING
     ]
     enough = _chosen([change for change in found if change.freed_bytes >= wanted])
     less = () if enough else tuple(sorted(_chosen(found), key=lambda change: -change.freed_bytes))
@@ -139,11 +139,12 @@ def _thinned(job: Job, plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _legal(job: Job, plan: Plan, fields: Mapping[str, Any]) -> bool:
+    """Whether the plan breaks no law with some fields changed, as the stack would run it."""
     changed, altered, _ = normalise(*applied(job, plan, fields))
     return not broken_laws(changed, altered)
 
 
-def _priced(job: Job, plan: Plan, before: Evaluation, fields: dict[str, Any]) -> Change | None:
+def priced_change(job: Job, plan: Plan, before: Evaluation, fields: dict[str, Any]) -> Change | None:
     """What a legal change does; None where it lets a node pin more than it may."""
     changed, altered, _ = normalise(*applied(job, plan, fields))
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json as encoder
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mbsolve.emit.formats import Given
 
 T = TypeVar("T")
@@ -56,6 +58,25 @@ def width() -> int:
 def print_json(found: Sequence[dict[str, Any]]) -> None:
     """One object for one job, a list for several."""
     print(encoder.dumps(found[0] if len(found) == 1 else found, indent=2))
+
+
+def print_coloured(texts: Callable[[bool], Iterable[Text]]) -> None:
+    """Print texts one below the other: with colours on a terminal that has them, else plain.
+
+    Parameters
+    ----------
+    texts : makes them, told whether there are colours.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    colour = console.color_system is not None
+    whole = Text("\n").join(texts(colour))
+    if colour:
+        console.print(whole, end="", soft_wrap=True)
+    else:
+        print(whole.plain, end="")
 
 
 def given(model: str | None, hardware: str | None, gpus: str | None, seq: str | None) -> Given:
@@ -118,6 +139,9 @@ def evaluate(
     memory: Annotated[
         bool, typer.Option("--memory", help="The memory alone, in full: as `mbsolve memory`.")
     ] = False,
+    time: Annotated[
+        bool, typer.Option("--time", help="The step time alone, in full: every part, every pipeline rank.")
+    ] = False,
     anchor: AnchorOption = None,
     model: ModelOption = None,
     hardware: HardwareOption = None,
@@ -126,8 +150,11 @@ def evaluate(
 ) -> None:
     """Price configurations: step time and memory, term by term."""
     from mbsolve.errors import InputError
-    from mbsolve.judge.answers import evaluate_case, read_many
+    from mbsolve.judge.answers import read_many
+    from mbsolve.judge.timed import timed
 
+    if memory and time:
+        raise InputError("--memory and --time contradict each other.")
     if memory and anchor is not None:
         raise InputError("--anchor corrects times, and --memory shows none: leave one of them out.")
     if memory:
@@ -138,11 +165,20 @@ def evaluate(
 
         run = read_run(anchor)
         cases = [anchor_case(case, run) for case in cases]
-    found = [evaluate_case(case) for case in cases]
+    found = [timed(case) for case in cases]
     if len(found) == 1 and found[0].evaluation is None and found[0].legal:
         raise InputError(f"{files[0]}: job {found[0].id} cannot be evaluated: {found[0].reason}.")
     if json:
-        print_json([one.flat() for one in found])
+        print_json([one.step() if time else one.flat() for one in found])
+    elif time:
+        from mbsolve.judge.text import timed_text
+
+        columns = width()
+        print_coloured(
+            lambda colour: (
+                timed_text(c, f, columns, colour=colour) for c, f in zip(cases, found, strict=True)
+            )
+        )
     else:
         from mbsolve.judge.text import evaluated_text
 
@@ -175,22 +211,15 @@ def show_memory(
     if json:
         print_json([one.flat() for one in found])
     else:
-        from rich.console import Console
-        from rich.text import Text
-
         from mbsolve.judge.text import remembered_text
 
-        console, columns = Console(highlight=False), width()
-        colour = console.color_system is not None
-        texts = (
-            remembered_text(c, f, columns, verbose=verbose, colour=colour)
-            for c, f in zip(cases, found, strict=True)
+        columns = width()
+        print_coloured(
+            lambda colour: (
+                remembered_text(c, f, columns, verbose=verbose, colour=colour)
+                for c, f in zip(cases, found, strict=True)
+            )
         )
-        whole = Text("\n").join(texts)
-        if colour:
-            console.print(whole, end="", soft_wrap=True)
-        else:
-            print(whole.plain, end="")
     good = all(one.legal and (one.account is None or all(one.account.fits.values())) for one in found)
     raise typer.Exit(OK if good else NO)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mbsolve.models.counts import dense_linears, elements, expert_linears, need
 from mbsolve.models.kinds import LayerKind
@@ -11,6 +11,13 @@ from mbsolve.models.recurrent import counted_multiply_adds
 
 if TYPE_CHECKING:
     from mbsolve.models.card import Model
+
+
+CONVENTION: Final = (
+    "3 x the forward pass, 2 FLOPs a multiply-add; causal attention at half its square, top-k and shared experts, the "
+    "output layer; no recompute, no router, norms or softmax"
+)
+"""What `flops_per_token` counts, in words."""
 
 
 def _multiply_adds(model: Model, kind: LayerKind, seq_len: int) -> float:

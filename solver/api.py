@@ -8,13 +8,14 @@ from typing import Any
 
 from mbsolve.constraints.demands import narrow
 from mbsolve.constraints.domains import domains, raw_size
-from mbsolve.constraints.evaluate import evaluate
+from mbsolve.constraints.evaluation import Evaluation
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.quantise import SECONDS_PER_QUANTUM
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.solver.explain import explain
 from mbsolve.solver.found import Found, InternalError, Objective, OutOfTime
 from mbsolve.solver.outcome import Explanation, Interrupted, Outcome, Ranked, Statistics, Status
+from mbsolve.solver.ranking import ranking
 from mbsolve.solver.search import Search
 from mbsolve.solver.tie import key_of
 
@@ -50,7 +51,8 @@ def solve(
     Returns
     -------
     Outcome
-        plans best first, each re-checked by the plain rules and re-evaluated.
+        the best plan, those that tie with it, and the rest (`solver.ranking`), each re-checked by the plain rules and
+        re-evaluated.
 
     Raises
     ------
@@ -115,7 +117,8 @@ def _outcome(
         status = "UNKNOWN"
     else:
         status = "INFEASIBLE"
-    ranked = tuple(_ranked(job, i, f, plans[0]) for i, f in enumerate(plans, 1))
+    order = ranking(job, plans, search.objective)
+    ranked = tuple(_ranked(job, i, *entry, plans[0]) for i, entry in enumerate(order, 1))
     bound = _bound(search, plans)
     return Outcome(
         status=status,
@@ -147,15 +150,18 @@ def _shown(job: Job, seconds: float | None) -> float | None:
     return None if seconds is None else seconds * job.time_factor
 
 
-def _ranked(job: Job, rank: int, found: Found, best: Found) -> Ranked:
-    evaluation = evaluate(job, found.plan)
+def _ranked(job: Job, rank: int, found: Found, evaluation: Evaluation, tie: bool, best: Found) -> Ranked:
     quantised = found.quanta.step * SECONDS_PER_QUANTUM * job.time_factor
     if abs(evaluation.step_seconds - quantised) > _AGREEMENT * quantised:
         raise InternalError(
             f"the plan's step is {evaluation.step_seconds} s in floating point, {quantised} s in quanta: {found.plan}"
         )
     return Ranked(
-        rank=rank, plan=found.plan, evaluation=evaluation, differs_from_best=_differs(found.plan, best.plan)
+        rank=rank,
+        plan=found.plan,
+        evaluation=evaluation,
+        tie_with_best=tie,
+        differs_from_best=_differs(found.plan, best.plan),
     )
 
 

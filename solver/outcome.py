@@ -17,11 +17,20 @@ class _Data(BaseModel):
 
 
 class Ranked(_Data):
-    """One plan of an outcome, best first; ``differs_from_best`` names its decisions that differ from rank 1."""
+    """One plan of an outcome; `solver.ranking` says in which order.
+
+    Parameters
+    ----------
+    rank : its place, from 1.
+    tie_with_best : whether its predicted step time is too near to that of rank 1 to say which is less
+        (`error_bars.tied`); rank 1 ties with itself.
+    differs_from_best : its decisions that differ from rank 1.
+    """
 
     rank: int
     plan: Plan
     evaluation: Evaluation
+    tie_with_best: bool
     differs_from_best: tuple[str, ...] = ()
 
 
@@ -69,7 +78,8 @@ class Outcome(_Data):
     ``status`` is OPTIMAL when the first plan is proven best for the cost model, FEASIBLE when the search
     stopped early (then ``bound_seconds`` says how much better a plan could be), INFEASIBLE when no plan exists
     (with an ``explanation``), UNKNOWN when time ran out before any plan. ``proven`` counts the leading plans
-    that are proven to be the best of their rank.
+    that are proven: no plan that is not among them is better. The first is the best of all; those that tie with it come
+    next (`solver.ranking`).
     """
 
     schema_version: Literal[1] = 1

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from mbsolve.constraints.job import Job
 
 SOFT_SCALE: Final = 1 << 14
 _ANGLES: Final = 16
+HIDDEN_HOST: Final = 0.2
+"""Host time of a pass, as a share of its device time, up to which the launches run ahead and cost nothing at all."""
 
 
 def _tangents(norm: float) -> tuple[tuple[int, int], ...]:
-    """Tangents of ``(device**n + host**n)**(1/n)`` at evenly spaced directions, in units of 1/SOFT_SCALE."""
+    """Tangents of ``(device**n + host**n)**(1/n)`` at evenly spaced directions, in units of 1/SOFT_SCALE.
+
+    Those that would charge for a host within `HIDDEN_HOST` are left out.
+    """
     out = []
     for i in range(_ANGLES + 1):
         angle = math.pi / 2 * i / _ANGLES
         device, host = math.cos(angle), math.sin(angle)
         size = (device**norm + host**norm) ** (1 / norm)
-        out.append(
-            (
-                round(SOFT_SCALE * (device / size) ** (norm - 1)),
-                round(SOFT_SCALE * (host / size) ** (norm - 1)),
-            )
-        )
+        a, b = (device / size) ** (norm - 1), (host / size) ** (norm - 1)
+        # A gain that exists on the curve only must not buy graphs for a pass that waits for no launch.
+        if not i or a + b * HIDDEN_HOST <= 1:
+            out.append((round(SOFT_SCALE * a), round(SOFT_SCALE * b)))
     return tuple(out)
 
 
@@ -77,6 +80,10 @@ class StagePass:
     backward_host: float
     transfer: float
 
+    def times(self, factor: float) -> StagePass:
+        """The same passes, so many times as long."""
+        return StagePass(*(factor * getattr(self, f.name) for f in fields(self)))
+
     @property
     def forward(self) -> float:
         """Forward pass."""
@@ -103,6 +110,11 @@ class Step:
     param_gather: float
     tail: float
     slowest: int
+
+    def times(self, factor: float) -> Step:
+        """The same step, so many times as long."""
+        scaled = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name != "slowest"}
+        return replace(self, **scaled)
 
     @property
     def seconds(self) -> float:

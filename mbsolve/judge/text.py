@@ -10,13 +10,16 @@ from rich.text import Text
 from mbsolve.constraints.check import Verdict
 from mbsolve.constraints.evaluate import fits
 from mbsolve.constraints.findings import Repair
+from mbsolve.constraints.vocabulary import Plan
 from mbsolve.judge.answers import Difference, Evaluated
 from mbsolve.judge.cases import Case
 from mbsolve.judge.completion import completed_text
 from mbsolve.judge.memory import Remembered
+from mbsolve.judge.timed import Timed
 from mbsolve.report import words
 from mbsolve.report.memory import memory_report
 from mbsolve.report.sections import memory_lines, section, subject, time_lines, wrap
+from mbsolve.report.time import flops_text, host_lines, step_lines, time_report
 
 SHOWN_REPAIRS = 4
 SHOWN_TERMS = 12
@@ -129,15 +132,25 @@ def remembered_text(
     return lines.append("\n").append_text(report)
 
 
-def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
+def timed_text(case: Case, found: Timed, width: int, *, colour: bool = False) -> Text:
+    """The step of one configuration, and what is to be said of it."""
+    lines = Text("\n".join(about_lines(case, found, width)) + "\n")
+    if found.time is None:
+        return lines
+    return lines.append("\n").append_text(time_report(found.time, found.graphs, width, colour=colour))
+
+
+def evaluated_text(case: Case, found: Timed, width: int) -> str:
     """One evaluation: totals, terms of the step and of the fullest rank, and the ranks of the pipeline."""
-    lines, e = about_lines(case, found, width), found.evaluation
-    if e is None:
+    lines, e, time = about_lines(case, found, width), found.evaluation, found.time
+    if e is None or time is None:
         return "\n".join(lines) + "\n"
     speed = f"{e.tokens_per_second_per_gpu:.0f} tokens/s/GPU, {e.tflops_per_gpu:.0f} TFLOP/s/GPU"
     grids = f"TPxCPxDPxPP {words.grid(e.grids.dense)}, ETPxEPxEDPxPP {words.grid(e.grids.expert)}"
     totals = [
         f"{words.seconds(e.step_seconds)} a step +- {e.error_bar:.0%}, {speed}",
+        flops_text(time.flops),
+        time.error.words,
         f"{grids}, {e.microbatches} micro-batches",
         f"{words.gib(e.headroom_bytes)} GiB of device memory left; {words.gib(e.host_bytes_per_node)} GiB of host a node",
     ]
@@ -152,7 +165,8 @@ def evaluated_text(case: Case, found: Evaluated, width: int) -> str:
     parts = [
         "\n".join(lines),
         section("Totals", totals, width),
-        section("Time", time_lines(e, width), width),
+        section("Step", step_lines(time), width),
+        section("Time", [*time_lines(e, width), *host_lines(time, found.graphs)], width),
         section("Memory", memory_lines(case.job, e, width), width),
         section("Pipeline ranks, GiB", ranks, width),
     ]
@@ -163,9 +177,12 @@ def difference_text(d: Difference, width: int) -> str:
     """Two configurations: the fields that differ, the totals, and the terms, largest change first."""
     fields = [f"{name}: {words.word(x)} -> {words.word(y)}" for name, (x, y) in d.fields.items()]
     step, peak = d.step_seconds, d.peak_device_bytes
+    # Of other jobs predictions have errors that do not cancel.
+    same = set(d.fields) <= set(Plan.model_fields)
+    moved = words.compared(step[1], step[0]) if same else words.change(step[1], step[0])
     ranks = f"pipeline ranks {d.stages[0]} and {d.stages[1]}"
     totals = [
-        f"step: {words.seconds(step[0])} -> {words.seconds(step[1])} ({words.change(step[1], step[0])})",
+        f"step: {words.seconds(step[0])} -> {words.seconds(step[1])} ({moved})",
         f"peak on the device: {words.gib(peak[0])} -> {words.gib(peak[1])} GiB ({ranks})",
         f"between steps: {words.gib(d.between_bytes[0])} -> {words.gib(d.between_bytes[1])} GiB",
         f"host: {words.gib(d.host_bytes_per_node[0])} -> {words.gib(d.host_bytes_per_node[1])} GiB a node",

@@ -43,6 +43,6 @@ def same_grid(precision: str, best: Ranked, other: Outcome) -> str:
 
 
 def _given(new: Evaluation, old: Evaluation) -> str:
-    moved = words.change(new.step_seconds, old.step_seconds)
+    moved = words.compared(new.step_seconds, old.step_seconds)
     used = words.gib(new.worst_stage.peak_device_bytes)
     return f"{words.seconds(new.step_seconds)} a step ({moved}), {used} GiB"

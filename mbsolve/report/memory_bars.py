@@ -12,7 +12,7 @@ from rich.text import Text
 from mbsolve.constraints.account import Account, StageAccount
 from mbsolve.report import words
 
-__all__ = ["PARTS", "Part", "bars", "part_of", "spans", "stages_text"]
+__all__ = ["PARTS", "Part", "bars", "cells", "legend", "part_of", "spans", "stages_text"]
 
 
 class Part(NamedTuple):
@@ -122,6 +122,11 @@ def _legend(used: Sequence[int], width: int, colour: bool) -> list[Text]:
         part = PARTS[index]
         entries.append((part.letter if not colour else "\N{FULL BLOCK}", part.name, Style(color=part.colour)))
     entries += [(LIMIT, "limit", Style(color="red", bold=True)), (MARGIN, "margin", Style(dim=True))]
+    return legend(entries, width)
+
+
+def legend(entries: Sequence[tuple[str, str, Style]], width: int) -> list[Text]:
+    """What the marks of bars mean: each with its name and its style, in as many lines as it takes."""
     lines = [Text(" " * 13)]
     for mark, name, style in entries:
         if len(lines[-1]) + len(name) + 3 > width:

@@ -11,6 +11,7 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan, Settings
 from mbsolve.report import words
 from mbsolve.report.sections import memory_lines, plain, section, subject, time_lines, wrap
+from mbsolve.report.ties import tie_text
 from mbsolve.solver.outcome import Hint, Outcome, Ranked
 
 JOB_OPTIONS = {"gpus": "gpus", "seq_len": "seq", "gbs": "gbs", "gpus_per_node": "gpus-per-node"} | {
@@ -42,6 +43,7 @@ def render(
     if best:
         parts += [
             _table(outcome.plans, width),
+            wrap(tie_text(outcome.plans, ordered=outcome.objective == "time"), width, "", "  "),
             section("Time", time_lines(best.evaluation, width), width),
             section("Memory", memory_lines(job, best.evaluation, width), width),
             section("Plan 1", _decisions(job, best), width),
@@ -147,7 +149,7 @@ def _difference(best: Ranked, other: Ranked) -> str:
     ]
     old, new = best.evaluation, other.evaluation
     more = new.worst_stage.peak_device_bytes - old.worst_stage.peak_device_bytes
-    cost = f"{words.change(new.step_seconds, old.step_seconds)} time, {more / words.GIB:+.1f} GiB"
+    cost = f"{words.change(new.step_seconds, old.step_seconds)} time{', a tie' if other.tie_with_best else ''}, {more / words.GIB:+.1f} GiB"
     return f"{other.rank}: {cost}: {'; '.join(parts) or 'the same decisions'}"
 
 
@@ -208,14 +210,8 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         return []
     bar = best.evaluation.error_bar
     out = [f"- step times are estimates; expect them within {bar:.0%} of a measured step"]
-    limit = best.evaluation.step_seconds * (1 + bar)
-    ties = [str(r.rank) for r in outcome.plans[1:] if r.evaluation.step_seconds <= limit]
-    if ties:
-        out.append(
-            f"- a tie within that error: plan{'s' if len(ties) > 1 else ''} {', '.join(ties)} may be as fast"
-        )
     if 0 < outcome.proven < len(outcome.plans):
-        out.append(f"- the order is proven up to plan {outcome.proven}")
+        out.append(f"- the ranking is proven up to plan {outcome.proven}")
     if job.target == "megatron-lm":
         out.append(
             "- no card has what DATA_TOKENIZER_AND_SCHEDULE stands for below, the base and the scaling of a rotary "

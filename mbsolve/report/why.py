@@ -8,11 +8,14 @@ from typing import Any
 from mbsolve.constraints.check import violations
 from mbsolve.constraints.evaluate import evaluate, fits
 from mbsolve.constraints.evaluation import Evaluation
+from mbsolve.constraints.graph_help import graph_help
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit
 from mbsolve.constraints.placement import PlacementError
+from mbsolve.constraints.time_account import time_account
 from mbsolve.constraints.vocabulary import Plan
 from mbsolve.report import words
+from mbsolve.report.time import graph_lines
 from mbsolve.solver.outcome import Outcome
 
 Change = tuple[str, str, dict[str, Any]]
@@ -43,9 +46,20 @@ def reasons(job: Job, outcome: Outcome) -> list[str]:
         return []
     plan, chosen = outcome.best.plan, outcome.best.evaluation
     return [
-        f"{choice}: {_effect(job, chosen, plan.model_copy(update=update), without)}"
-        for choice, without, update in _changes(job, plan)
+        *(
+            f"{choice}: {_effect(job, chosen, plan.model_copy(update=update), without)}"
+            for choice, without, update in _changes(job, plan)
+        ),
+        *(f"eager: {text}." for text in _uncaptured(job, plan)),
     ]
+
+
+def _uncaptured(job: Job, plan: Plan) -> list[str]:
+    """Why a plan that waits for its host has no graphs; nothing for any other plan."""
+    if plan.cuda_graph_impl != "none":
+        return []
+    account = time_account(job, plan)
+    return graph_lines(graph_help(job, plan, account))
 
 
 def _changes(job: Job, plan: Plan) -> Iterator[Change]:
@@ -99,7 +113,7 @@ def _effect(job: Job, chosen: Evaluation, other: Plan, without: str) -> str:
         return f"{without}, the layers do not fit: {str(error).rstrip('.')}."
     used = e.worst_stage.peak_device_bytes
     more = used - chosen.worst_stage.peak_device_bytes
-    step = f"{words.seconds(e.step_seconds)} a step ({words.change(e.step_seconds, chosen.step_seconds)})"
+    step = f"{words.seconds(e.step_seconds)} a step ({words.compared(e.step_seconds, chosen.step_seconds)})"
     room = fits(job, e)
     if not room["hbm-capacity"]:
         limit = device_limit(job)

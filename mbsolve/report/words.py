@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
+from mbsolve.constraints.error_bars import tied
 from mbsolve.constraints.evaluation import Evaluation, TermValue
 from mbsolve.constraints.vocabulary import Plan
 
@@ -61,6 +62,11 @@ def seconds(value: float) -> str:
 def change(new: float, old: float) -> str:
     """A relative change in percent with its sign."""
     return f"{(new / old - 1) * 100:+.1f}%" if old else "n/a"
+
+
+def compared(new: float, old: float) -> str:
+    """A relative change of the step time of one job, and whether it is too small to tell."""
+    return f"{change(new, old)}, a tie" if tied(new, old) else change(new, old)
 
 
 def number(value: float) -> str:

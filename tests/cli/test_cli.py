@@ -92,7 +92,7 @@ def test_another_precision_is_tried_on_the_same_grid(
     best = outcomes["optimal"].plans[0].plan
     grid = {n: getattr(best, n) for n in ("tp", "cp", "pp", "etp", "mbs")}
     assert calls[1][1]["fixed"] == {**grid, "ep": 32}
-    said = "With --precision fp8_cs on the same grid: 204.5 s a step (+0.0%), 76.2 GiB.\n"
+    said = "With --precision fp8_cs on the same grid: 204.5 s a step (+0.0%, a tie), 76.2 GiB.\n"
     assert capsys.readouterr().out.endswith(said)
     calls.clear()
     main([*ASK, "--no-alternatives"])

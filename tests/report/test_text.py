@@ -59,7 +59,7 @@ def test_other_precision(job: Job, outcomes: dict[str, Outcome]) -> None:
     assert other_precision(job) == "fp8_cs"
     assert other_precision(job.model_copy(update={"precision": "fp8_block"})) == "bf16"
     assert same_grid("fp8_cs", outcomes["optimal"].plans[0], outcomes["feasible"]) == (
-        "With --precision fp8_cs on the same grid: 204.5 s a step (+0.0%), 76.2 GiB."
+        "With --precision fp8_cs on the same grid: 204.5 s a step (+0.0%, a tie), 76.2 GiB."
     )
     assert same_grid("fp8_cs", outcomes["optimal"].plans[0], outcomes["infeasible"]) == (
         "With --precision fp8_cs on the same grid: no plan."

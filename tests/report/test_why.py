@@ -33,7 +33,7 @@ def test_each_choice_is_judged_by_what_its_absence_does(
     text = why.reasons(job, outcomes["optimal"])
     assert (
         "85% of the optimizer state on the host: without offload, 104.0 GiB do not fit into 76.7; "
-        "it would be 200.0 s a step (-2.2%)."
+        "it would be 200.0 s a step (-2.2%, a tie)."
     ) in text
     assert "dispatcher deepep: with alltoall, 232.7 s a step (+13.8%) and -1.0 GiB." in text
     assert "EP 32: with EP 16, a rule is broken: EP 16 is odd [some-rule]." in text
