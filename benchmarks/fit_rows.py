@@ -19,6 +19,7 @@ from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
+from mbsolve.judge.passes import without_links
 from mbsolve.judge.validation import GRIDS
 from mbsolve.models.card import Model
 
@@ -40,7 +41,8 @@ class Run:
     ----------
     id, tier, knobs_recorded : of the row.
     job, plan : what ran.
-    seconds : the measured step.
+    seconds : the measured step, or the passes of one rank without communication.
+    stage : that rank; None where the whole step was measured.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Run:
     job: Job
     plan: Plan
     seconds: float
+    stage: int | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     _counts: list[dict[str, int]] = field(default_factory=list)
     _terms: list[Term] = field(default_factory=list)
@@ -85,6 +88,10 @@ class Run:
             return np.broadcast_to(sum(parts, np.zeros(1)), (n,))
 
         stages = [[total(row, counts) for row in PASS_ROWS] for counts in self._counts]
+        if self.stage is not None:
+            passes = [StagePass(*(float(row[i]) for row in stages[self.stage])) for i in range(n)]
+            micro = self._values["microbatches"]
+            return np.array([micro * (one.forward + one.backward) for one in passes])
         once = [total(row, {"one": 1}) for row in ("grad_reduce", "param_gather", "tail")]
         out = np.empty(n)
         for i in range(n):
@@ -105,15 +112,17 @@ def runs_of(rows: Iterable[Measured]) -> list[Run]:
     found = []
     for row in rows:
         seconds = row.figures.step_seconds
-        if row.entry is None or seconds is None or row.no_time is not None or row.figures.passes_only:
+        if row.entry is None or seconds is None or row.no_time is not None:
             continue
         try:
             case = case_of(row.entry, "row")
         except InputError:
             continue
         if _predictable(case):
-            recorded = bool(row.knobs_recorded)
-            found.append(Run(row.id, row.tier, recorded, case.job, case.plan, seconds))
+            passes = row.figures.passes_only
+            job = without_links(case.job) if passes else case.job
+            stage = (row.figures.stage or 0) if passes else None
+            found.append(Run(row.id, row.tier, bool(row.knobs_recorded), job, case.plan, seconds, stage))
     return found
 
 

@@ -105,7 +105,7 @@ def quantise_bytes(job: Job, machine: Machine) -> float:
         "fp8_delayed": 4.0,
         "fp8_block": 5.0,
         "mxfp8": 6.0,
-        "nvfp4": 4.0,
+        "nvfp4": 8.0,
     }.get(job.precision, 0.0)
 
 

@@ -12,9 +12,7 @@ from mbsolve.constraints.evaluate import (
     anchored_step,
     plan_moments,
     priced,
-    rank_counts,
     stage_memory,
-    stage_pass,
 )
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
@@ -28,14 +26,13 @@ from mbsolve.judge.anchor import Run, scaled_by
 from mbsolve.judge.cases import Case, case_of
 from mbsolve.judge.fitting import Fit, fit_of
 from mbsolve.judge.habits import as_run
+from mbsolve.judge.passes import passes_seconds
 from mbsolve.judge.rows import read_rows
 from mbsolve.judge.sizes import Sizes, sizes_of
 from mbsolve.models.partial import PartialModel
 
 __all__ = ["Compared", "RowResult", "read_rows", "short_reason", "step_seconds", "validate_row"]
 
-# Groups of time terms that a probe does not have: its collectives return at once.
-COMMUNICATION: Final = ("tp", "cp", "ep")
 GRIDS: Final = ("world-divisible-by-dense-grid", "world-divisible-by-expert-grid")
 
 
@@ -244,10 +241,7 @@ def step_seconds(case: Case, seen: Figures) -> tuple[float, tuple[TermValue, ...
         p = priced(case.job, case.plan, TIME_TERMS)
         seconds, terms = anchored_step(p)
         return seconds, tuple(sorted(terms, key=lambda t: -(t.seconds or 0.0))[:8])
-    p = priced(case.job, case.plan, [t for t in TIME_TERMS if t.name.split(".")[0] not in COMMUNICATION])
-    counts = rank_counts(case.job, case.plan)[seen.stage or 0]
-    work = stage_pass(p, counts)
-    return p.values["microbatches"] * (work.forward + work.backward), ()
+    return passes_seconds(case.job, case.plan, seen.stage or 0), ()
 
 
 def _stages(case: Case, row: Measured) -> list[StageMemory]:
