@@ -45,8 +45,13 @@ _fused.wgrad_gemm_accum_fp32 = _accumulate(torch.float32)
 _fused.wgrad_gemm_accum_fp16 = _accumulate(torch.bfloat16)
 sys.modules["fused_weight_gradient_mlp_cuda"] = _fused
 
+import collectives
 import torch.distributed as dist
 from clocks import Clocks
+
+if JOB.get("fill", True):
+    collectives.install()
+
 from megatron.core import parallel_state as ps
 from megatron.core.activations import squared_relu
 from megatron.core.distributed import (
@@ -437,6 +442,7 @@ def run(job):
                 "fwd_bwd_ms": round((t1 - t0) * 1e3, 2),
                 "launch_ms": round((host - t0) * 1e3, 2),
                 "forward_launch_ms": round(forward_s[0] * 1e3, 2),
+                "fill": collectives.taken(),
                 "began": t0,
                 "ended": t1,
                 "optimizer_ms": round((time.time() - t1) * 1e3, 2),

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 MODELS = json.loads((HERE / "models.json").read_text())
 GPUS = torch.cuda.device_count()
 SIDE_BY_SIDE, MEMORY_GIB = 7, 128.0
+AT_ONCE = 32  # timed jobs: processes that import together, before the first of them runs
 LOGS = Path(mkdtemp(prefix="probes."))
 
 
@@ -43,11 +44,14 @@ class Sweep:
         self.jobs, self.out, self.end = iter(jobs), out, time.time() + seconds
         self.lock = threading.Condition()
         self.free = [MEMORY_GIB] * GPUS
+        self.importing = 0
+        alone = all(job.get("timed") for job in jobs)
+        self.workers = min(len(jobs), AT_ONCE) if alone else SIDE_BY_SIDE * GPUS
 
     def run(self) -> None:
         """Work until the jobs or the seconds are used up."""
         threads = [
-            threading.Thread(target=self._worker, args=(i % GPUS,)) for i in range(SIDE_BY_SIDE * GPUS)
+            threading.Thread(target=self._worker, args=(i % GPUS,)) for i in range(self.workers)
         ]
         for thread in threads:
             thread.start()
@@ -68,9 +72,13 @@ class Sweep:
     def _one(self, job: dict[str, Any], gpu: int) -> dict[str, Any]:
         """Run one job in a process of its own; it waits after its imports until its memory is free."""
         log = LOGS / job["id"]
-        need = MEMORY_GIB if job.get("timed") else job.get("need_gib", 40)
+        timed = bool(job.get("timed"))
+        need = MEMORY_GIB if timed else job.get("need_gib", 40)
         found: dict[str, Any] | None = None
         timer: threading.Timer | None = None
+        importing = True
+        with self.lock:
+            self.importing += 1
         with log.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", str(HERE / "rank.py"), json.dumps(expanded(job))],
@@ -84,7 +92,11 @@ class Sweep:
             for line in process.stdout:
                 if line.startswith("READY"):
                     with self.lock:
-                        self.lock.wait_for(lambda: self.free[gpu] >= need)
+                        self.importing, importing = self.importing - 1, False
+                        self.lock.notify_all()
+                        self.lock.wait_for(
+                            lambda: self.free[gpu] >= need and not (timed and self.importing)
+                        )
                         self.free[gpu] -= need
                     timer = threading.Timer(
                         min(job.get("limit_s", 150), max(5, self.end - time.time())), process.kill
@@ -95,6 +107,10 @@ class Sweep:
                 elif line.startswith("RESULT "):
                     found = json.loads(line[7:])
             process.wait()
+        if importing:
+            with self.lock:
+                self.importing -= 1
+                self.lock.notify_all()
         if timer is not None:
             timer.cancel()
             with self.lock:
