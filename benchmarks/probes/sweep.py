@@ -1,7 +1,7 @@
 """Run probe jobs, a process each, side by side on the GPUs of this machine.
 
 Usage: ``python sweep.py JOBS.jsonl OUT.jsonl SECONDS``. A job begins once its ``need_gib`` are free on its GPU; a job with
-``timed`` has the GPU to itself. Raw results are appended to ``OUT.jsonl``; `rows.py` turns them into rows.
+``timed`` has the GPU to itself, one with ``quiet`` also waits until no other process is importing. Raw results are appended to ``OUT.jsonl``; `rows.py` turns them into rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 MODELS = json.loads((HERE / "models.json").read_text())
 GPUS = torch.cuda.device_count()
 SIDE_BY_SIDE, MEMORY_GIB = 7, 128.0
-AT_ONCE = 32  # timed jobs: processes that import together, before the first of them runs
 LOGS = Path(mkdtemp(prefix="probes."))
 
 
@@ -45,13 +44,11 @@ class Sweep:
         self.lock = threading.Condition()
         self.free = [MEMORY_GIB] * GPUS
         self.importing = 0
-        alone = all(job.get("timed") for job in jobs)
-        self.workers = min(len(jobs), AT_ONCE) if alone else SIDE_BY_SIDE * GPUS
 
     def run(self) -> None:
         """Work until the jobs or the seconds are used up."""
         threads = [
-            threading.Thread(target=self._worker, args=(i % GPUS,)) for i in range(self.workers)
+            threading.Thread(target=self._worker, args=(i % GPUS,)) for i in range(SIDE_BY_SIDE * GPUS)
         ]
         for thread in threads:
             thread.start()
@@ -72,8 +69,7 @@ class Sweep:
     def _one(self, job: dict[str, Any], gpu: int) -> dict[str, Any]:
         """Run one job in a process of its own; it waits after its imports until its memory is free."""
         log = LOGS / job["id"]
-        timed = bool(job.get("timed"))
-        need = MEMORY_GIB if timed else job.get("need_gib", 40)
+        need = MEMORY_GIB if job.get("timed") else job.get("need_gib", 40)
         found: dict[str, Any] | None = None
         timer: threading.Timer | None = None
         importing = True
@@ -95,7 +91,7 @@ class Sweep:
                         self.importing, importing = self.importing - 1, False
                         self.lock.notify_all()
                         self.lock.wait_for(
-                            lambda: self.free[gpu] >= need and not (timed and self.importing)
+                            lambda: self.free[gpu] >= need and not (job.get("quiet") and self.importing)
                         )
                         self.free[gpu] -= need
                     timer = threading.Timer(
