@@ -19,7 +19,12 @@ _sent: dict[tuple[int, torch.dtype], weakref.ref[torch.Tensor]] = {}
 
 
 def _fill(out: torch.Tensor, source: torch.Tensor) -> None:
-    if out.data_ptr() == source.data_ptr() or not out.is_cuda or not out.is_floating_point() and out.dtype != torch.uint8:
+    if (
+        out.data_ptr() == source.data_ptr()
+        or not out.is_cuda
+        or (not out.is_floating_point()
+        and out.dtype != torch.uint8)
+    ):
         return
     with torch.no_grad():
         to, of = out.reshape(-1), source.reshape(-1)

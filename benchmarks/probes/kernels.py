@@ -88,8 +88,11 @@ def copies(n_bytes: float) -> int:
 
 
 def random(*shape: int, std: float = 1.0, grad: bool = False) -> torch.Tensor:
-    """Random bf16 values."""
-    return (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * std).requires_grad_(grad)
+    """Random bf16 values; a gradient is dropped as it comes, so that no backward adds to an earlier one."""
+    out = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * std).requires_grad_(grad)
+    if grad:
+        out.register_post_accumulate_grad_hook(lambda tensor: setattr(tensor, "grad", None))
+    return out
 
 
 def both_ways(forward: Callable[[], torch.Tensor], most: int = 12) -> tuple[float, float]:
@@ -129,7 +132,14 @@ def main(out: Path, seconds: float, wanted: list[str]) -> None:
                         break
                     what, run = case
                     row = {"part": name, **what, **run()}
-                except Exception as error:
+                except (
+                    RuntimeError,
+                    TypeError,
+                    ValueError,
+                    AssertionError,
+                    AttributeError,
+                    ImportError,
+                ) as error:
                     row = {"part": name, **what, "error": f"{type(error).__name__}: {error}"[:300]}
                     print(json.dumps(row)[:400], flush=True)
                 row["clocks"] = clocks.between([(began, time.time())])

@@ -63,7 +63,10 @@ def product(recipe: str, way: str, tokens: int, n: int, k: int, zeros: bool) -> 
     gradient = E5M2 if recipe == "tensorwise" else E4M3
     split = recipe == "blockwise" or way != "forward"
     if way == "forward":
-        w, x = quantized(random(n, k, std=0.02 * std), recipe, E4M3, 2), quantized(random(tokens, k, std=std), recipe, E4M3)
+        w, x = (
+            quantized(random(n, k, std=0.02 * std), recipe, E4M3, 2),
+            quantized(random(tokens, k, std=std), recipe, E4M3),
+        )
         return lambda: general_gemm(w, x, out_dtype=torch.bfloat16, layout="TN", use_split_accumulator=split)
     dy = quantized(random(tokens, n, std=1e-3 * std), recipe, gradient)
     if way == "dgrad":
@@ -177,7 +180,9 @@ def grouped_case(recipe: str, model: str, layer: str, n: int, k: int, experts: i
             weight.main_grad = torch.zeros(n, k, device="cuda")
         splits = [tokens] * experts
         x, dy = random(tokens * experts, k, grad=True), random(tokens * experts, n, std=1e-3)
-        context = lambda: te.autocast(enabled=True, recipe=RECIPES[recipe]) if RECIPES[recipe] else nullcontext()
+        context = lambda: (
+            te.autocast(enabled=True, recipe=RECIPES[recipe]) if RECIPES[recipe] else nullcontext()
+        )
 
         def forward() -> torch.Tensor:
             with context():
@@ -247,7 +252,13 @@ def attention_case(
     def run() -> Row:
         sink = {"softmax_type": "learnable"} if window else {}
         core = te.DotProductAttention(
-            heads, (qk, v), num_gqa_groups=groups, qkv_format="sbhd", attn_mask_type="causal", window_size=window, **sink
+            heads,
+            (qk, v),
+            num_gqa_groups=groups,
+            qkv_format="sbhd",
+            attn_mask_type="causal",
+            window_size=window,
+            **sink,
         ).cuda()
         q = random(length, 1, heads, qk, grad=True)
         k, value = random(length, 1, groups, qk, grad=True), random(length, 1, groups, v, grad=True)

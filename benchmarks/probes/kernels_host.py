@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -30,25 +31,23 @@ def modules() -> Iterator[tuple[str, Callable[[], Callable[[], Any]], str]]:
     """Names, how to build a forward, and the recipe."""
     linear = {"bias": False, "params_dtype": torch.bfloat16, "fuse_wgrad_accumulation": True}
     x = random(128, 1, WIDTH, grad=True)
+
+    def on(build: Callable[[], torch.nn.Module], *arguments: Any) -> Callable[[], Callable[[], Any]]:
+        def prepared() -> Callable[[], Any]:
+            module = main_grads(build())
+            return lambda: module(*arguments)
+
+        return prepared
+
     for recipe in RECIPES:
-        yield (
-            "LayerNormLinear",
-            lambda: (
-                lambda m=main_grads(te.LayerNormLinear(WIDTH, WIDTH, normalization="RMSNorm", **linear)): m(x)
-            ),
-            recipe,
-        )
-        yield "Linear", lambda: lambda m=main_grads(te.Linear(WIDTH, WIDTH, **linear)): m(x), recipe
+        normed = lambda: te.LayerNormLinear(WIDTH, WIDTH, normalization="RMSNorm", **linear)
+        yield "LayerNormLinear", on(normed, x), recipe
+        yield "Linear", on(lambda: te.Linear(WIDTH, WIDTH, **linear), x), recipe
         for experts in (1, 2, 4, 8, 16, 64):
+            several = lambda n=experts: te.GroupedLinear(n, WIDTH, WIDTH, **linear)
             y = random(128 * experts, WIDTH, grad=True)
-            yield (
-                f"GroupedLinear.{experts}",
-                lambda n=experts, y=y: (
-                    lambda m=main_grads(te.GroupedLinear(n, WIDTH, WIDTH, **linear)): m(y, [128] * n)
-                ),
-                recipe,
-            )
-    yield "RMSNorm", lambda: lambda m=te.RMSNorm(WIDTH, dtype=torch.bfloat16).cuda(): m(x), "bf16"
+            yield f"GroupedLinear.{experts}", on(several, y, [128] * experts), recipe
+    yield "RMSNorm", on(lambda: te.RMSNorm(WIDTH, dtype=torch.bfloat16).cuda(), x), "bf16"
     q = random(128, 1, 4, 64, grad=True)
     core = te.DotProductAttention(4, 64, qkv_format="sbhd", attn_mask_type="causal").cuda()
     yield "DotProductAttention", lambda: lambda: core(q, q, q), "bf16"
@@ -72,7 +71,10 @@ def modules() -> Iterator[tuple[str, Callable[[], Callable[[], Any]], str]]:
 def host() -> Iterator[Case]:
     """Forward and backward of one module, one call after another."""
     for name, build, recipe in modules():
-        yield {"module": name, "recipe": recipe}, lambda build=build, recipe=recipe: module_case(build(), recipe)
+        yield (
+            {"module": name, "recipe": recipe},
+            lambda build=build, recipe=recipe: module_case(build(), recipe),
+        )
 
 
 def module_case(forward: Callable[[], Any], recipe: str) -> Row:
@@ -98,8 +100,6 @@ def replay_case(kernels: int) -> Row:
         for _ in range(kernels):
             x.add_(1.0)
     both = host_us(graph.replay, 100)
-    import time
-
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(10):

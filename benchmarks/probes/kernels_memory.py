@@ -177,6 +177,11 @@ def permutation() -> Iterator[Case]:
             )
 
 
+def first_of(result: Any) -> torch.Tensor:
+    """The tensor that a call returned, or the first of several."""
+    return result[0] if isinstance(result, tuple) else result
+
+
 def permuted(tokens: int, width: int, topk: int, experts: int) -> Row:
     chosen = torch.rand(tokens, experts, device="cuda").topk(topk, dim=1).indices
     routing = torch.zeros(tokens, experts, dtype=torch.bool, device="cuda").scatter_(1, chosen, True)
@@ -193,7 +198,7 @@ def permuted(tokens: int, width: int, topk: int, experts: int) -> Row:
     dy, dx = torch.randn_like(order), random(tokens, width)
     out: Row = {}
     for name, forward, back in (("permute", permute, dy), ("unpermute", unpermute, dx), ("sort", sort, dy)):
-        head = lambda forward=forward: (lambda r: r[0] if isinstance(r, tuple) else r)(forward())
+        head = lambda forward=forward: first_of(forward())
         first = timed(forward, 6)
         second = timed(lambda head=head, back=back: torch.autograd.backward(head(), back), 6) - first
         moved = 2 * width * tokens * (topk + 1) if name != "sort" else 4 * width * tokens * topk

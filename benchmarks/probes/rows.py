@@ -98,7 +98,9 @@ def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         "outcome": "ok",
         "inherited_gib": 0,
         "clocks": result.get("clocks"),
-        "kernel_names": profile and job.get("timed") and {name: profile["top"][name] for name in list(profile["top"])[:25]},
+        "kernel_names": profile
+        and job.get("timed")
+        and {name: profile["top"][name] for name in list(profile["top"])[:25]},
         **{
             name: round(median(step[name] for step in steady), 2)
             for name in times
