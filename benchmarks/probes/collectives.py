@@ -22,8 +22,7 @@ def _fill(out: torch.Tensor, source: torch.Tensor) -> None:
     if (
         out.data_ptr() == source.data_ptr()
         or not out.is_cuda
-        or (not out.is_floating_point()
-        and out.dtype != torch.uint8)
+        or (not out.is_floating_point() and out.dtype != torch.uint8)
     ):
         return
     with torch.no_grad():
