@@ -4,6 +4,7 @@ Run by `sweep.py`: the job is the first argument, as JSON; prints READY once its
 standard input, and prints one line ``RESULT {...}``.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -44,7 +45,13 @@ _fused.wgrad_gemm_accum_fp32 = _accumulate(torch.float32)
 _fused.wgrad_gemm_accum_fp16 = _accumulate(torch.bfloat16)
 sys.modules["fused_weight_gradient_mlp_cuda"] = _fused
 
+import collectives
 import torch.distributed as dist
+from clocks import Clocks
+
+if JOB.get("fill", True):
+    collectives.install()
+
 from megatron.core import parallel_state as ps
 from megatron.core.activations import squared_relu
 from megatron.core.distributed import (
@@ -52,6 +59,7 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
@@ -63,7 +71,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 GIB = 2**30
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
-ACTIVATIONS = {"silu": torch.nn.functional.silu, "squared_relu": squared_relu}
+ACTIVATIONS = {"silu": torch.nn.functional.silu, "squared_relu": squared_relu, "quick_gelu": quick_gelu}
 
 
 def gib(n):
@@ -114,7 +122,7 @@ def model_config(job):
         "overlap_p2p_comm": vpp is not None,
         "deallocate_pipeline_outputs": True,
         "use_cpu_initialization": False,
-        "perform_initialization": False,
+        "perform_initialization": job.get("initialise", True),
     }
     if m.get("num_moe_experts"):
         c.update(
@@ -128,6 +136,8 @@ def model_config(job):
         )
     c.update(m)
     c.update(job.get("cfg", {}))
+    if isinstance(c.get("window_size"), list):
+        c["window_size"] = tuple(c["window_size"])
     for name, value in c.items():
         if name.endswith("_dtype") and isinstance(value, str) and name != "moe_router_dtype":
             c[name] = DTYPES[value]
@@ -358,17 +368,28 @@ def run(job):
         chunks,
         use_gloo_process_groups=False,
     )
+    # Only the cyclic collector frees the first of two optimizers that the stack builds when it keeps state on the host.
+    gc.collect()
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = None
     config.no_sync_func = [c.no_sync for c in chunks] if len(chunks) > 1 else chunks[0].no_sync
     static = torch.cuda.memory_allocated()
+    clocks = Clocks(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) if job.get("timed") else None
     positions = torch.arange(seq // cp, device="cuda").unsqueeze(0).expand(mbs, -1)
 
     def batches():
         while True:
             yield {"tokens": torch.randint(0, 30000, (mbs, seq // cp), device="cuda")}
 
+    forward_s = [0.0]
+
     def forward(it, model, return_schedule_plan=False):
+        began = time.perf_counter()
+        out = forward_of(it, model, return_schedule_plan)
+        forward_s[0] += time.perf_counter() - began
+        return out
+
+    def forward_of(it, model, return_schedule_plan):
         tokens = next(it)["tokens"]
         if return_schedule_plan:
             return model.module.build_schedule_plan(tokens, positions, None, labels=tokens) if hasattr(
@@ -396,7 +417,7 @@ def run(job):
     def step():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        t0 = time.time()
+        t0, forward_s[0] = time.time(), 0.0
         for c in chunks:
             c.zero_grad_buffer()
         opt.zero_grad()
@@ -420,6 +441,10 @@ def run(job):
             {
                 "fwd_bwd_ms": round((t1 - t0) * 1e3, 2),
                 "launch_ms": round((host - t0) * 1e3, 2),
+                "forward_launch_ms": round(forward_s[0] * 1e3, 2),
+                "fill": collectives.taken(),
+                "began": t0,
+                "ended": t1,
                 "optimizer_ms": round((time.time() - t1) * 1e3, 2),
                 "pass_peak": gib(pass_peak),
                 "before_optimizer": gib(before),
@@ -491,6 +516,10 @@ def run(job):
     out["host_stats"] = {
         k: int(v) for k, v in host.items() if k.endswith(("peak", "current")) and "bytes" in k
     }
+    if clocks is not None:
+        steady = steps[3:] if len(steps) > 3 else steps[-1:]
+        out["clocks"] = clocks.between([(step["began"], step["ended"]) for step in steady])
+        clocks.stop()
     if job.get("profile"):
         out["profile"] = profiled(step)
     return out

@@ -1,4 +1,4 @@
-"""Turn raw results of `sweep.py` into rows as ``benchmarks/data/probes_more.json`` has them.
+"""Turn raw results of `sweep.py` into rows as ``benchmarks/data/probes_more.json`` and ``probes_time.json`` have them.
 
 Usage: ``python rows.py ROWS.json RAW.jsonl...``. Of a job that ran twice the last result counts.
 """
@@ -15,6 +15,7 @@ SOURCE = (
     "our own measurement, one H200: one rank, collectives faked, megatron-core 0.19.2, transformer-engine 2.20.2, "
     "torch 2.11"
 )
+TIMES = ("fwd_bwd_ms", "launch_ms", "forward_launch_ms", "optimizer_ms", "fill_ms")
 
 
 def row(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +50,10 @@ def row(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         "dispatcher": config.get("moe_token_dispatcher_type"),
         "ep_overlap": config.get("overlap_moe_expert_parallel_comm"),
         "delay_wgrad": config.get("delay_wgrad_compute"),
+        "initialised": job.get("initialise", True),
+        "collectives_filled": job.get("fill", True),
+        "moe_permute_fusion": config.get("moe_permute_fusion"),
+        "apply_rope_fusion": config.get("apply_rope_fusion"),
         "expandable_segments": False if "alloc_conf" in job else None,
         "activation_offload_fraction": config.get("activation_offload_fraction"),
         "hardware": "h200",
@@ -68,7 +73,9 @@ def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     profile, capture = result.get("profile"), result.get("capture")
     steps = result["steps"][:-1] if profile else result["steps"]
     last, steady = steps[-1], steps[3:] if len(steps) > 4 else steps[-1:]
-    times = ("fwd_bwd_ms", "launch_ms", "optimizer_ms") if job.get("timed") else ()
+    times = TIMES if job.get("timed") else ()
+    for step in steps:
+        step["fill_ms"] = step.get("fill", {}).get("ms")
     return {
         "params_this_rank": result["params"],
         "expert_params_this_rank": result["expert_params"],
@@ -90,7 +97,15 @@ def seen(job: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         "profile": profile and profile_of(profile),
         "outcome": "ok",
         "inherited_gib": 0,
-        **{name: round(median(step[name] for step in steady), 2) for name in times},
+        "clocks": result.get("clocks"),
+        "kernel_names": profile
+        and job.get("timed")
+        and {name: profile["top"][name] for name in list(profile["top"])[:25]},
+        **{
+            name: round(median(step[name] for step in steady), 2)
+            for name in times
+            if steady[0].get(name) is not None
+        },
     }
 
 

@@ -1,7 +1,7 @@
 """Run probe jobs, a process each, side by side on the GPUs of this machine.
 
 Usage: ``python sweep.py JOBS.jsonl OUT.jsonl SECONDS``. A job begins once its ``need_gib`` are free on its GPU; a job with
-``timed`` has the GPU to itself. Raw results are appended to ``OUT.jsonl``; `rows.py` turns them into rows.
+``timed`` has the GPU to itself, one with ``quiet`` also waits until no other process is importing. Raw results are appended to ``OUT.jsonl``; `rows.py` turns them into rows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Sweep:
         self.jobs, self.out, self.end = iter(jobs), out, time.time() + seconds
         self.lock = threading.Condition()
         self.free = [MEMORY_GIB] * GPUS
+        self.importing = 0
 
     def run(self) -> None:
         """Work until the jobs or the seconds are used up."""
@@ -71,6 +72,9 @@ class Sweep:
         need = MEMORY_GIB if job.get("timed") else job.get("need_gib", 40)
         found: dict[str, Any] | None = None
         timer: threading.Timer | None = None
+        importing = True
+        with self.lock:
+            self.importing += 1
         with log.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", str(HERE / "rank.py"), json.dumps(expanded(job))],
@@ -84,7 +88,11 @@ class Sweep:
             for line in process.stdout:
                 if line.startswith("READY"):
                     with self.lock:
-                        self.lock.wait_for(lambda: self.free[gpu] >= need)
+                        self.importing, importing = self.importing - 1, False
+                        self.lock.notify_all()
+                        self.lock.wait_for(
+                            lambda: self.free[gpu] >= need and not (job.get("quiet") and self.importing)
+                        )
                         self.free[gpu] -= need
                     timer = threading.Timer(
                         min(job.get("limit_s", 150), max(5, self.end - time.time())), process.kill
@@ -95,6 +103,10 @@ class Sweep:
                 elif line.startswith("RESULT "):
                     found = json.loads(line[7:])
             process.wait()
+        if importing:
+            with self.lock:
+                self.importing -= 1
+                self.lock.notify_all()
         if timer is not None:
             timer.cancel()
             with self.lock:

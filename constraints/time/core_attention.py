@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, moved, tokens
+from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, tokens
 from mbsolve.hardware.card import Machine
 from mbsolve.hardware.topology import Topology
 from mbsolve.models.card import Model
@@ -37,13 +37,24 @@ def head_widths(model: Model) -> tuple[int, int]:
     return nope + rope, value
 
 
+def _reach(job: Job, cp: Any) -> Any:
+    """Tokens that one attention kernel runs over.
+
+    A ring gives each rank two chunks of the sequence cut in twice as many as there are ranks; an all-to-all gives it the
+    whole sequence of some heads.
+    """
+    if job.settings.cp_comm_type == "a2a":
+        return job.seq_len
+    return np.where(np.asarray(cp) > 1, job.seq_len / (2 * np.asarray(cp)), job.seq_len)
+
+
 def _core(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, window: int | None) -> Pass:
-    """Causal attention over half of the sequence, or over a window; efficiency grows with the local length."""
+    """Causal attention over half of the sequence, or over a window; efficiency grows with the length of a kernel."""
     c, seq = machine.calibration, job.seq_len
     query, value = head_widths(model)
     context = min(window, seq / 2) if window else seq / 2
     flops = 2.0 * tokens(job, cp, mbs) * context * (model.num_attention_heads / tp) * (query + value)
-    span = np.minimum(window or seq, seq / cp)
+    span = np.minimum(window or seq, _reach(job, cp))
     small = c["attention_small_head_factor"] if query <= SMALL_HEAD else 1.0
     share = c["attention_fraction"] * small * span / (span + c["attention_half_length"])
     forward = flops / (machine.matrix_flops["bf16"] * share)
@@ -116,7 +127,8 @@ def merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) 
     sums, copies = 6.0 * 0.75 * every, 4.0 * 0.5 * every
     forward = sums * heads * value + copies * heads * query
     backward = sums * (heads * query + groups * (query + value)) + copies * heads * (query + 2 * value)
-    return moved(machine, forward, backward).where(np.asarray(cp) > 1)
+    stream = machine.hbm_bytes_per_second * machine.calibration["stream_fraction"]
+    return Pass(forward / stream, backward / stream).where(np.asarray(cp) > 1)
 
 
 def window_merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) -> Pass:
