@@ -25,6 +25,7 @@ from mbsolve.judge.rows import read_rows
 ROOT: Final = Path(__file__).parents[1]
 DATA: Final = ROOT / "benchmarks" / "data"
 CARDS: Final = ROOT / "hardware" / "data"
+FILES: Final = ("measured.jsonl", "probes.json", "probes_time.json")
 STEP: Final = 1e-3
 """Relative change of a constant from which its slope is taken."""
 
@@ -63,6 +64,7 @@ class Plan:
     parameters : what is fitted.
     fitted, judged : tiers of the rows that are fitted, and of those that errors are shown of.
     faulty : beginnings of ids of rows that measured a fault of the software.
+    host_bound : beginnings of ids of rows that say nothing of the device.
     noise, tail : spread of a good row's logarithmic error, and the error from which a row counts less.
     pair_weight : weight of a one-knob ratio, relative to a row.
     folds : into how many parts cells are dealt.
@@ -72,6 +74,7 @@ class Plan:
     fitted: tuple[str, ...]
     judged: tuple[str, ...]
     faulty: tuple[str, ...]
+    host_bound: tuple[str, ...]
     noise: float
     tail: float
     pair_weight: float
@@ -209,7 +212,7 @@ def rewrite(card: Path, values: Mapping[str, tuple[float, str]]) -> bool:
 def main(dry: bool, quick: bool) -> int:
     """Fit, print, write."""
     plan = read_plan()
-    every = [run for name in ("measured.jsonl",) for run in runs_of(read_rows(DATA / name))]
+    every = [run for name in FILES for run in runs_of(read_rows(DATA / name))]
     runs = [run for run in every if _fitted(plan, run)]
     judged = [run for run in runs if run.tier in plan.judged]
     pairs = _pairs()
@@ -239,7 +242,7 @@ def main(dry: bool, quick: bool) -> int:
 
 
 def _fitted(plan: Plan, run: Run) -> bool:
-    if run.id.startswith(plan.faulty):
+    if run.id.startswith((*plan.faulty, *plan.host_bound)):
         return False
     return run.tier in plan.fitted and (run.knobs_recorded or run.tier not in plan.judged)
 

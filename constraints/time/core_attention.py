@@ -38,14 +38,8 @@ def head_widths(model: Model) -> tuple[int, int]:
 
 
 def _reach(job: Job, cp: Any) -> Any:
-    """Tokens that one attention kernel runs over.
-
-    A ring gives each rank two chunks of the sequence cut in twice as many as there are ranks; an all-to-all gives it the
-    whole sequence of some heads.
-    """
-    if job.settings.cp_comm_type == "a2a":
-        return job.seq_len
-    return np.where(np.asarray(cp) > 1, job.seq_len / (2 * np.asarray(cp)), job.seq_len)
+    """Tokens that one attention kernel runs over: a rank's own in a ring, the whole sequence of some heads otherwise."""
+    return job.seq_len if job.settings.cp_comm_type == "a2a" else job.seq_len / np.asarray(cp)
 
 
 def _core(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, window: int | None) -> Pass:

@@ -37,6 +37,15 @@ FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
 # The probed models balance their experts by force; only these configured an auxiliary loss beside it.
 WITH_AUX_LOSS: Final = ("dsv3", "nemotron_3_nano", "qwen3_next")
 
+# A pattern without E leaves these of the model's card unused.
+WITHOUT_EXPERTS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(
+        ("num_experts", "moe_topk", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size"), None
+    ),
+    "router_score_function": "softmax",
+    "aux_loss": False,
+}
+
 
 def probe_row(row: Mapping[str, Any]) -> Measured:
     """Read one probe; its memory is what it allocated itself, less what an earlier one of the process left behind."""
@@ -65,13 +74,15 @@ def probe_row(row: Mapping[str, Any]) -> Measured:
     between, reserved = row.get("between_steps_gib"), row.get("peak_reserved_gib")
     peak = row.get("peak_allocated_gib")
     out.figures = Figures(
-        step_seconds=None if seconds is None else seconds / 1e3,
+        step_seconds=None if seconds is None else (seconds - (row.get("fill_ms") or 0.0)) / 1e3,
         between_bytes=None if between is None else between * GIB - inherited,
         peak_bytes=None if peak is None else peak * GIB - inherited,
         reserved_bytes=None if reserved is None else reserved * GIB - inherited,
         stage=int(row.get("pp_rank") or 0),
         passes_only=True,
     )
+    if row.get("initialised") is False or row.get("collectives_filled") is False:
+        out.no_time = "products of zeros run faster than those of a training step"
     try:
         out.entry = _entry(row, out)
         out.precision = str(out.entry.precision)
@@ -103,6 +114,8 @@ def _entry(row: Mapping[str, Any], out: Measured) -> Entry:
         changes["first_k_dense"] = int(row["dense_first_layers"])
     changes |= _layers(row)
     entry.model = {"name": str(row["model"]), **changes}
+    if row.get("layer_pattern") and "E" not in row["layer_pattern"]:
+        entry.model_changes = dict(WITHOUT_EXPERTS)
     plan = {
         name: row.get(name)
         for name in (

@@ -247,6 +247,30 @@ def test_a_probe_says_which_launcher_set_its_optimizer() -> None:
     assert before is not None and after is not None and before < after
 
 
+def test_a_stack_without_experts_leaves_those_of_the_card_out() -> None:
+    stack = {**PROBE, "model": "nemotron_3_nano", "tp": 1, "gpus": 16, "ep": 8}
+    plain, routed = (
+        validate_row(probe_row({**stack, "layer_pattern": pattern, "num_layers_override": len(pattern)}))
+        for pattern in ("MMMM", "MMME")
+    )
+    assert (plain.reason, routed.reason) == (None, None)
+    assert plain.predicted.between_bytes is not None and routed.predicted.between_bytes is not None
+    assert plain.predicted.between_bytes < routed.predicted.between_bytes
+
+
+def test_measured_stacks_of_mamba_alone_hold_what_is_predicted() -> None:
+    rows = [
+        probe_row(r)
+        for r in json.loads(STATE.read_text(encoding="utf-8"))
+        if set(r.get("layer_pattern") or "-") == {"M"}
+    ]
+    found = [validate_row(row) for row in rows]
+    assert len(found) == 3
+    for row in found:
+        assert row.between_error is not None and abs(row.between_error) <= 0.001, row.id
+        assert row.peak_error is not None and abs(row.peak_error) <= 0.001, row.id
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
