@@ -16,6 +16,7 @@ from typing import Any
 
 import reports
 import timing_page
+import yaml
 
 from mbsolve.constraints.error_bars import Bar
 from mbsolve.constraints.memory_classes import CLASSES
@@ -37,8 +38,8 @@ BARS = ROOT / "constraints" / "data" / "accuracy.yaml"
 BEGIN, END = "<!-- begin tables: python benchmarks/accuracy.py -->", "<!-- end tables -->"
 LIMITS = ROOT / "tests" / "house" / "accuracy.json"
 WORST = 10
-# Not measured here: of an earlier model of the same form, over one-knob pairs (0.0237, nine in ten within 0.069).
-PAIR_ERROR = 0.024
+MEASURED = (*TUNED, "probe")
+FITTED = ROOT / "benchmarks" / "data" / "fitted.yaml"
 BY_CLASS = (
     "Rows of trusted tiers whose knobs are recorded, each in the first class that holds it "
     "(`constraints/memory_classes.py`). The error bar of a plan is the widest of the classes that it has something of: "
@@ -65,6 +66,7 @@ def tables(found: Validation) -> str:
         _table(["rows that"], [([g.name], g) for g in found.summary]),
     ]
     parts += timing_page.parts(found.time)
+    parts += _constants()
     parts += [
         "### Memory by class",
         BY_CLASS,
@@ -163,6 +165,7 @@ def page(found: Validation, text: str) -> str:
 
 def bars(found: Validation) -> str:
     """The error bars that plans are shown with, as the text of a data card."""
+    inside, unseen, ratios = (_fitted()["errors"][name] for name in ("fitted", "unseen", "ratios"))
     lines = [
         "# Written by `python benchmarks/accuracy.py`. Mean absolute error of the predicted step time over tuned published",
         "# runs whose knobs are recorded; see docs/accuracy.md.",
@@ -176,13 +179,20 @@ def bars(found: Validation) -> str:
         ]
         e = errors_of(some)
         lines.append(f"  {name}: {{mean: {e.mean:.3f}, rows: {e.rows}}}")
+    open_ = [r for r in found.rows if r.tier in TUNED and not r.knobs_recorded and r.time_error is not None]
+    e = errors_of([r.time_error for r in open_ if r.time_error is not None])
+    machines = {r.hardware for r in found.rows if r.tier in MEASURED and r.time_error is not None}
     lines += [
-        "# The constants were fitted on such rows. Predicting each cell (model, hardware) from the others made the mean error",
-        "# of the same form of model 8.3% where it was 5.9% inside the fit.",
-        "unseen_factor: 1.41",
+        "  # Runs that do not record their dispatcher or their graphs.",
+        f"  unrecorded: {{mean: {e.mean:.3f}, rows: {e.rows}}}",
+        "# Machines on which step times were measured.",
+        f"measured_machines: [{', '.join(sorted(machines))}]",
+        "# The constants were fitted on such rows. Predicting each cell (model, hardware) from the others made their mean error",
+        f"# {unseen['mean']:.1%} where it is {inside['mean']:.1%} inside the fit (benchmarks/fit.py).",
+        f"unseen_factor: {unseen['mean'] / inside['mean']:.2f}",
         "# Two plans of one job whose predicted step times differ by less are a tie: the median error of a predicted ratio, over",
-        "# 33 published pairs of runs that differ in one knob, of which 11 were fitted on. One pair in ten is off by 7% or more.",
-        f"pair_error: {PAIR_ERROR}",
+        f"# {ratios['rows']} published pairs of runs that differ in one knob. One pair in ten is off by {ratios['p90']:.0%} or more.",
+        f"pair_error: {ratios['median']:.3f}",
         "# Memory by class, of trusted rows whose knobs are recorded: nine in ten peaks are within `error` of the prediction,",
         "# and nine in ten took at most `short` more. Where graphs keep what they reserve, of peaks reserved.",
         "memory:",
@@ -190,6 +200,38 @@ def bars(found: Validation) -> str:
     for title, bars_ in zip(("classes", "wider"), bars_of(found.rows), strict=True):
         lines += [f"  {title}:", *(_bar_line(bar) for bar in bars_.values())]
     return "\n".join(lines) + "\n"
+
+
+def _fitted() -> dict[str, Any]:
+    """What the last fit found."""
+    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
+    return found
+
+
+def _constants() -> list[str]:
+    """The errors of the fit and its constants, for the page."""
+    found = _fitted()
+    names = {
+        "fitted": "tuned rows, knobs recorded, inside the fit",
+        "unseen": "the same, each cell (model, machine) predicted from four fifths of the others",
+        "ratios": "ratios of one-knob pairs, inside the fit",
+    }
+    lines = ["| | rows | median | mean | p90 |", "|---|---:|---:|---:|---:|"]
+    for name, words in names.items():
+        e = found["errors"][name]
+        lines.append(f"| {words} | {e['rows']} | {e['median']:.1%} | {e['mean']:.1%} | {e['p90']:.1%} |")
+    table = [
+        "| constant | cards | value | standard error | over the folds | bounds |",
+        "|---|---|---:|---:|---|---|",
+    ]
+    for one in found["constants"]:
+        bound = ", **at its bound**" if one["at_bound"] else ""
+        low, high = one["folds"]
+        table.append(
+            f"| `{one['constant']}` | {', '.join(one['of'])} | {one['value']:.4g} | {one['standard_error']:.2g} "
+            f"| {low:.4g} to {high:.4g} | {one['bounds'][0]:.4g} to {one['bounds'][1]:.4g}{bound} |"
+        )
+    return ["### The fit of the time model (`python benchmarks/fit.py`)", "\n".join(lines), "\n".join(table)]
 
 
 def _bar_line(bar: Bar) -> str:

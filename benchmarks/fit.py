@@ -9,99 +9,35 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import yaml
-from fit_rows import Floats, Run, pairs_among, runs_of
+from fit_plan import DATA, Parameter, Plan, read_plan
+from fit_rows import Floats, Run, ratios_of, runs_of
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from mbsolve.hardware.card import CALIBRATION, load_machine, machine_names
+from mbsolve.hardware.card import load_machine, machine_names
+from mbsolve.judge.pairfile import read_pairs
 from mbsolve.judge.rows import read_rows
 
+__all__ = ["Fit", "Parameter", "cross_validation", "read_plan", "rewrite", "runs_of", "summary"]
+
 ROOT: Final = Path(__file__).parents[1]
-DATA: Final = ROOT / "benchmarks" / "data"
 CARDS: Final = ROOT / "hardware" / "data"
 FILES: Final = ("measured.jsonl", "probes.json", "probes_time.json")
+Pair: TypeAlias = tuple[Run, Run, float]
 STEP: Final = 1e-3
 """Relative change of a constant from which its slope is taken."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One fitted number.
-
-    Parameters
-    ----------
-    constant : its name in the cards.
-    machines : the cards that have it in common.
-    start : value before any row is seen; the fit is held to it by ``spread``, a standard deviation of its logarithm.
-    low, high : bounds that physics sets.
-    """
-
-    constant: str
-    machines: tuple[str, ...]
-    start: float
-    low: float
-    high: float
-    spread: float
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.constant} ({', '.join(self.machines[:3])}{', ...' if len(self.machines) > 3 else ''})"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `fit.yaml` says.
-
-    Parameters
-    ----------
-    parameters : what is fitted.
-    fitted, judged : tiers of the rows that are fitted, and of those that errors are shown of.
-    faulty : beginnings of ids of rows that measured a fault of the software.
-    host_bound : beginnings of ids of rows that say nothing of the device.
-    noise, tail : spread of a good row's logarithmic error, and the error from which a row counts less.
-    pair_weight : weight of a one-knob ratio, relative to a row.
-    folds : into how many parts cells are dealt.
-    """
-
-    parameters: tuple[Parameter, ...]
-    fitted: tuple[str, ...]
-    judged: tuple[str, ...]
-    faulty: tuple[str, ...]
-    host_bound: tuple[str, ...]
-    noise: float
-    tail: float
-    pair_weight: float
-    folds: int
-
-
-def read_plan(path: Path = DATA / "fit.yaml") -> Plan:
-    """Read what is to be fitted."""
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    sets = raw.pop("machines")
-    spread = raw.pop("spread")
-    parameters = []
-    for one in raw.pop("parameters"):
-        names = [name for key in one.pop("of") for name in sets.get(key, [key])]
-        parameters.append(Parameter(machines=tuple(names), **{"spread": spread, **one}))
-    unknown = [p.constant for p in parameters if p.constant not in CALIBRATION]
-    if unknown:
-        raise ValueError(f"{path.name} fits {unknown[0]}, which is no constant of the time model.")
-    return Plan(tuple(parameters), **{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
 
 
 class Fit:
     """Least squares of logarithmic errors of rows and one-knob ratios, with a pull to where each constant starts."""
 
-    def __init__(self, plan: Plan, runs: Sequence[Run], pairs: Iterable[tuple[str, str]]) -> None:
-        self.plan, self.runs = plan, list(runs)
-        self.pairs = pairs_among(self.runs, pairs)
+    def __init__(self, plan: Plan, runs: Sequence[Run], pairs: Sequence[Pair]) -> None:
+        self.plan, self.runs, self.pairs = plan, list(runs), list(pairs)
         self.start = np.array([p.start for p in plan.parameters])
         self.values = self.start
         self.errors_of_values: Floats = np.full(len(self.start), np.nan)
@@ -122,12 +58,17 @@ class Fit:
         return out
 
     def _residuals(self, values: Floats) -> Floats:
-        logs = np.log(self.predict(values))
-        rows = logs - np.log([run.seconds for run in self.runs])[:, None]
-        ratios = [self.plan.pair_weight * (logs[b] - logs[a] - np.log(k)) for a, b, k in self.pairs]
+        rows = np.log(self.predict(values)) - np.log([run.seconds for run in self.runs])[:, None]
+        ratios = self.plan.pair_weight * self.ratio_errors(values)
         spreads = np.array([p.spread for p in self.plan.parameters])
         pull = self.plan.noise * (np.log(values / self.start) / spreads).T
-        return np.concatenate([rows, *([np.array(ratios)] if ratios else []), pull])
+        return np.concatenate([rows, ratios, pull])
+
+    def ratio_errors(self, values: Floats) -> Floats:
+        """(pairs, rows of values) logarithms of predicted over measured ratios."""
+        first, second = (np.log(self.predict(values, [pair[i] for pair in self.pairs])) for i in (0, 1))  # type: ignore[misc]
+        measured = np.log([ratio for *_, ratio in self.pairs]).reshape(-1, 1)
+        return np.asarray(second - first - measured)
 
     def run(self, most: int = 15) -> Floats:
         """The fitted values, in the order of the parameters."""
@@ -161,7 +102,8 @@ class Fit:
     def errors(self, runs: Sequence[Run], values: Floats | None = None) -> Floats:
         """Predicted over measured, minus one."""
         at = self.values if values is None else values
-        return self.predict(at[None, :], runs)[:, 0] / np.array([run.seconds for run in runs]) - 1
+        found: Floats = self.predict(at[None, :], runs)[:, 0] / np.array([run.seconds for run in runs]) - 1
+        return found
 
     def at_bound(self, k: int) -> bool:
         """Whether a value stands at one of its bounds."""
@@ -169,16 +111,15 @@ class Fit:
         return bool(value < p.low * 1.005 or value > p.high * 0.995)
 
 
-def cross_validation(
-    plan: Plan, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]
-) -> tuple[Floats, Floats]:
+def cross_validation(plan: Plan, runs: Sequence[Run], pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
     """(errors of every run, predicted from other cells; values of every fold)."""
     cells = sorted({run.cell for run in runs})
     np.random.default_rng(0).shuffle(cells)
     out, values = np.empty(len(runs)), []
     for fold in range(plan.folds):
         held = {tuple(cell) for cell in cells[fold :: plan.folds]}
-        fit = Fit(plan, [run for run in runs if run.cell not in held], pairs)
+        left_in = [pair for pair in pairs if pair[0].cell not in held]
+        fit = Fit(plan, [run for run in runs if run.cell not in held], left_in)
         values.append(fit.run())
         left = [i for i, run in enumerate(runs) if run.cell in held]
         out[left] = fit.errors([runs[i] for i in left])
@@ -212,10 +153,12 @@ def rewrite(card: Path, values: Mapping[str, tuple[float, str]]) -> bool:
 def main(dry: bool, quick: bool) -> int:
     """Fit, print, write."""
     plan = read_plan()
-    every = [run for name in FILES for run in runs_of(read_rows(DATA / name))]
+    rows = [row for name in FILES for row in read_rows(DATA / name)]
+    every = runs_of(rows)
     runs = [run for run in every if _fitted(plan, run)]
     judged = [run for run in runs if run.tier in plan.judged]
-    pairs = _pairs()
+    sound = [row for row in rows if not row.id.startswith(plan.faulty)]
+    pairs = ratios_of(sound, read_pairs(DATA / "ab_pairs.yaml"))
     fit = Fit(plan, runs, pairs)
     before = _cards(plan)
     values = fit.run()
@@ -229,6 +172,8 @@ def main(dry: bool, quick: bool) -> int:
             f"{p.name}: {values[k]:.4g} +- {fit.errors_of_values[k]:.2g}, was {before[k]:.4g}{between}{bound}"
         )
     print(f"fitted rows: {summary(fit.errors(runs))}")
+    ratios = np.exp(fit.ratio_errors(values[None, :])[:, 0]) - 1
+    print(f"ratios of one-knob pairs: {summary(ratios)}")
     print(f"judged rows, before: {summary(fit.errors(judged, before))}")
     print(f"judged rows, after:  {summary(fit.errors(judged))}")
     if len(spread):
@@ -238,6 +183,14 @@ def main(dry: bool, quick: bool) -> int:
         )
     if not dry and not quick:
         _write(plan, fit, len(runs))
+        inside = np.abs(fit.errors(judged))
+        outside = np.abs([at[run.id] for run in judged])
+        _record(
+            plan,
+            fit,
+            spread,
+            {"rows": len(judged), "fitted": inside, "unseen": outside, "ratios": np.abs(ratios)},
+        )
     return 0
 
 
@@ -245,13 +198,6 @@ def _fitted(plan: Plan, run: Run) -> bool:
     if run.id.startswith((*plan.faulty, *plan.host_bound)):
         return False
     return run.tier in plan.fitted and (run.knobs_recorded or run.tier not in plan.judged)
-
-
-def _pairs() -> list[tuple[str, str]]:
-    groups: list[dict[str, Any]] = yaml.safe_load((DATA / "ab_pairs.yaml").read_text(encoding="utf-8"))[
-        "groups"
-    ]
-    return [(pair["a"], pair["b"]) for group in groups for pair in group["pairs"]]
 
 
 def _cards(plan: Plan) -> Floats:
@@ -271,6 +217,35 @@ def _write(plan: Plan, fit: Fit, rows: int) -> None:
                 mine[p.constant] = (float(fit.values[k]), source)
         if rewrite(CARDS / f"{name}.yaml", mine):
             print(f"hardware/data/{name}.yaml written")
+
+
+def _record(plan: Plan, fit: Fit, spread: Floats, found: Mapping[str, Any]) -> None:
+    """Keep what was found, for the accuracy page and the error bars."""
+    errors = {
+        name: {
+            "median": round(float(np.median(found[name])), 4),
+            "mean": round(float(np.mean(found[name])), 4),
+            "p90": round(float(np.quantile(found[name], 0.9)), 4),
+            "rows": len(found[name]),
+        }
+        for name in ("fitted", "unseen", "ratios")
+    }
+    constants = [
+        {
+            "constant": p.constant,
+            "of": list(p.machines),
+            "value": float(f"{fit.values[k]:.4g}"),
+            "standard_error": float(f"{fit.errors_of_values[k]:.2g}"),
+            "folds": [float(f"{spread[:, k].min():.4g}"), float(f"{spread[:, k].max():.4g}")],
+            "bounds": [p.low, p.high],
+            "at_bound": fit.at_bound(k),
+        }
+        for k, p in enumerate(plan.parameters)
+    ]
+    head = "# Written by `python benchmarks/fit.py`: errors of judged rows, inside the fit and each cell predicted from the others,\n"
+    head += "# errors of one-knob ratios, and every fitted constant.\n"
+    text = yaml.safe_dump({"errors": errors, "constants": constants}, sort_keys=False, width=120)
+    (DATA / "fitted.yaml").write_text(head + text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from mbsolve.constraints.vocabulary import Plan
 from mbsolve.emit.measured import Measured
 from mbsolve.errors import InputError
 from mbsolve.judge.cases import Case, case_of
+from mbsolve.judge.pairfile import PairGroup
+from mbsolve.judge.pairs import measured_ratios
 from mbsolve.judge.passes import without_links
 from mbsolve.judge.validation import GRIDS
 from mbsolve.models.card import Model
@@ -134,9 +136,14 @@ def _predictable(case: Case) -> bool:
     return not set(GRIDS) & set(broken_laws(case.job, case.plan, unknown=case.unknown))
 
 
-def pairs_among(runs: Sequence[Run], pairs: Iterable[tuple[str, str]]) -> list[tuple[int, int, float]]:
-    """(index of a, index of b, measured seconds of b over those of a) of the pairs of which both are there."""
-    at = {run.id: i for i, run in enumerate(runs)}
+def ratios_of(rows: Sequence[Measured], groups: Iterable[PairGroup]) -> list[tuple[Run, Run, float]]:
+    """One-knob pairs: both runs, and the measured step of the second over that of the first."""
     return [
-        (at[a], at[b], runs[at[b]].seconds / runs[at[a]].seconds) for a, b in pairs if a in at and b in at
+        (_run_of(ratio.a), _run_of(ratio.b), ratio.steps)
+        for ratio in measured_ratios(rows, groups)
+        if _predictable(ratio.a) and _predictable(ratio.b)
     ]
+
+
+def _run_of(case: Case) -> Run:
+    return Run(case.name, "pair", False, case.job, case.plan, 1.0)

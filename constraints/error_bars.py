@@ -14,12 +14,12 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.memory.device import device_limit
 from mbsolve.constraints.memory_classes import MemoryClass, classes_of
 from mbsolve.constraints.vocabulary import Plan
-from mbsolve.models.card import Model
 
 __all__ = [
     "Bar",
     "error_bar",
     "memory_bar",
+    "never_timed",
     "pair_error",
     "recorded_bar",
     "tied",
@@ -37,21 +37,41 @@ def _accuracy() -> dict[str, Any]:
     return found
 
 
-def error_bar(model: Model) -> float:
+def error_bar(job: Job) -> float:
     """Relative error of a step time to expect: that of tuned published runs, and more for what was not fitted."""
-    return time_bar(model).error_bar
+    return time_bar(job).error_bar
 
 
-def time_bar(model: Model) -> TimeBar:
-    """The error of a step time of such a model, and what it rests on."""
+def time_bar(job: Job, knobs_known: bool = True) -> TimeBar:
+    """The error of a step time of such a job, and what it rests on.
+
+    Parameters
+    ----------
+    knobs_known : whether it is known how the job ran; published runs that do not tell their dispatcher or graphs are far
+        more often far off.
+    """
+    model, kept = job.model, _accuracy()
     name = "hybrid" if model.hybrid else "moe" if model.is_moe else "dense"
-    found, unseen = _accuracy()["step_time"][name], float(_accuracy()["unseen_factor"])
+    found = kept["step_time"][name if knobs_known else "unrecorded"]
+    factor = float(kept["unseen_factor"]) if knobs_known else 1.0
     mean, rows = float(found["mean"]), int(found["rows"])
-    words = (
-        f"step time +- {mean * unseen:.0%}: a mean error of {mean:.1%} over {rows} tuned runs of its class, {name}, times "
-        f"{unseen:.3g} for a job that was not among them"
+    rest = (
+        f"{rows} tuned runs of its class, {name}, times {factor:.3g} for a job that was not among them"
+        if knobs_known
+        else f"{rows} tuned runs that do not record how they ran"
     )
-    return TimeBar(name=name, error_bar=mean * unseen, mean=mean, rows=rows, words=words)
+    words = f"step time +- {mean * factor:.0%}: a mean error of {mean:.1%} over {rest}"
+    never = never_timed(job)
+    words = f"{words}; {never}" if never else words
+    return TimeBar(name=name, error_bar=mean * factor, mean=mean, rows=rows, words=words)
+
+
+def never_timed(job: Job) -> str | None:
+    """What is to be said of a machine of which no step time was measured; None of one that was."""
+    machine = job.machine
+    if machine.name in _accuracy()["measured_machines"]:
+        return None
+    return f"no run on {machine.title} was measured: its efficiencies are those of the family {machine.calibration_family}"
 
 
 def pair_error() -> float:

@@ -254,7 +254,7 @@ def evaluate(job: Job, plan: Plan) -> Evaluation:
         flops_per_token=token,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / job.machine.matrix_flops["bf16"],
-        error_bar=error_bar(job.model),
+        error_bar=error_bar(job),
         memory_error=memory_bar(job, plan, peak),
         terms=terms,
         anchor=job.anchor,

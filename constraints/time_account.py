@@ -158,7 +158,7 @@ def time_account(job: Job, plan: Plan) -> TimeAccount:
         alike=_alike(stages),
         host_cost_seconds=micro * stages[step.slowest].host_cost_seconds,
         host_bound=bool(stages[step.slowest].host_bound),
-        error=time_bar(job.model),
+        error=time_bar(job),
         flops=FlopCount(
             per_token=token,
             tflops_per_gpu=token * rate / 1e12,

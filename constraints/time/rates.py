@@ -14,7 +14,7 @@ from mbsolve.constraints.rule import Source
 from mbsolve.hardware.card import PRECISION_CLASS, Machine
 from mbsolve.hardware.topology import Topology
 
-FIT: Final = Source("fit on 396 published rows", "constants and their sources: the machine card")
+FIT: Final = Source("fit on measured rows", "benchmarks/fit.py; the constants are in the machine card")
 BENCH: Final = Source("H200 micro-benchmark 2026-11-30", "GEMM, attention and RMSNorm sweeps")
 CHOSEN: Final = Source("constant of the time model", "not identified by the published rows")
 RECOMPUTE_AB: Final = Source("published Moonlight recompute A/B rows")

@@ -26,7 +26,7 @@ from mbsolve.judge.validation import RowResult, short_reason, step_seconds
 from mbsolve.models.flops import flops_per_token
 from mbsolve.models.partial import PartialModel
 
-__all__ = ["APART", "PairResult", "Pairs", "pairs_of", "predicted_pairs"]
+__all__ = ["APART", "PairResult", "Pairs", "Ratio", "measured_ratios", "pairs_of", "predicted_pairs"]
 
 # Changes of less than this are near the drift between releases: no sign is asked of them.
 APART: Final = 0.05
@@ -172,13 +172,7 @@ def _pair(
     about: dict[str, Any] = {"group": group.name, "factor": twin.factor, "a": twin.a, "b": twin.b}
     about["why"] = group.why
     try:
-        a, b = (_side(known[id_], group.assumed, run) for id_ in (twin.a, twin.b))
-        about["assumed"] = {
-            name: value
-            for name, value in group.assumed.items()
-            if any(known[id_].record.get(name) is None for id_ in (twin.a, twin.b))
-        }
-        a, b, about["batch"] = _same_batch(a, b)
+        a, b, about["assumed"], about["batch"] = _sides(group, twin, known, run)
         measured = _measured(a, b)
         times = [_predicted(side, steps.get(side.row.id)) for side in (a, b)]
     except _Unfit as why:
@@ -197,6 +191,54 @@ def _pair(
         modelled=(a.case.job, a.case.plan) != (b.case.job, b.case.plan),
         added_seconds=added,
     )
+
+
+def _sides(
+    group: PairGroup, twin: Twin, known: Mapping[str, Measured], run: Run | None
+) -> tuple[_Side, _Side, dict[str, Any], str | None]:
+    """Both runs of a pair, what was assumed of them, and how their batch was come by."""
+    a, b = (_side(known[id_], group.assumed, run) for id_ in (twin.a, twin.b))
+    assumed = {
+        name: value
+        for name, value in group.assumed.items()
+        if any(known[id_].record.get(name) is None for id_ in (twin.a, twin.b))
+    }
+    a, b, batch = _same_batch(a, b)
+    return a, b, assumed, batch
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A measured ratio of steps, and the two runs that it is of.
+
+    Parameters
+    ----------
+    a, b : the runs.
+    steps : step of ``b`` over that of ``a``, as measured; of runs of unlike work, as their rates tell it.
+    """
+
+    a: Case
+    b: Case
+    steps: float
+
+
+def measured_ratios(rows: Iterable[Measured], groups: Iterable[PairGroup]) -> list[Ratio]:
+    """The pairs of which both rows are there and differ for the model."""
+    known = {row.id: row for row in rows}
+    found = []
+    for group in groups:
+        for twin in group.pairs:
+            if twin.a not in known or twin.b not in known:
+                continue
+            try:
+                a, b, *_ = _sides(group, twin, known, None)
+                work = _work_time(a, 1.0) / _work_time(b, 1.0)
+                ratio = Ratio(a.case, b.case, _measured(a, b) * work)
+            except (_Unfit, PlacementError):
+                continue
+            if (a.case.job, a.case.plan) != (b.case.job, b.case.plan):
+                found.append(ratio)
+    return found
 
 
 def _side(row: Measured, assumed: Mapping[str, Any], run: Run | None) -> _Side:

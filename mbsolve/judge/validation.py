@@ -14,6 +14,7 @@ from mbsolve.constraints.evaluate import (
     priced,
     stage_memory,
 )
+from mbsolve.constraints.error_bars import time_bar
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory_classes import class_of
@@ -68,6 +69,7 @@ class RowResult(_Data):
     reserved : what the allocator reserved, where the row has it.
     time_error, between_error, peak_error, reserved_error : predicted over measured, minus one; None where nothing is
         compared.
+    time_bar : relative error to expect of the step, far more where the row does not record how it ran; None without one.
     memory_class : of `constraints.memory_classes`, where memory is compared.
     not_compared : figures that were measured but not compared -> why.
     stage : pipeline rank of the memory figures.
@@ -95,6 +97,7 @@ class RowResult(_Data):
     between_error: float | None = None
     peak_error: float | None = None
     reserved_error: float | None = None
+    time_bar: float | None = None
     memory_class: str | None = None
     not_compared: dict[str, str] = {}
     stage: int | None = None
@@ -171,6 +174,7 @@ def _priced(row: Measured, case: Case, notes: dict[str, Any], time: bool, memory
     stage: int | None = None
     if time and seen.step_seconds is not None and row.no_time is None:
         found["step_seconds"], terms = step_seconds(case, seen)
+        notes["time_bar"] = time_bar(job, knobs_known=bool(row.knobs_recorded)).error_bar
     if memory and (seen.between_bytes is not None or seen.peak_bytes is not None):
         stages = _stages(case, row)
         measured, worst = _compared_stage(case, seen, stages)

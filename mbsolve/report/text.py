@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from mbsolve.constraints.error_bars import never_timed
 from mbsolve.constraints.job import Job
 from mbsolve.constraints.vocabulary import Plan, Settings
 from mbsolve.report import words
@@ -210,6 +211,9 @@ def _notes(job: Job, outcome: Outcome) -> list[str]:
         return []
     bar = best.evaluation.error_bar
     out = [f"- step times are estimates; expect them within {bar:.0%} of a measured step"]
+    never = never_timed(job)
+    if never is not None:
+        out.append(f"- {never}")
     if 0 < outcome.proven < len(outcome.plans):
         out.append(f"- the ranking is proven up to plan {outcome.proven}")
     if job.target == "megatron-lm":
