@@ -87,10 +87,9 @@ def dispatch(
     etp: Any,
     mbs: Any,
     sequence_parallel: Any,
-    ep_overlap: Any,
     dispatcher: Any,
 ) -> Pass:
-    """Exposed dispatch and combine over the expert-parallel group, forward and again backward.
+    """Dispatch and combine over the expert-parallel group, forward and again backward.
 
     The all-gather dispatcher, which the fit has not seen, gathers the tokens of the whole expert group (``ep``
     times ``etp`` ranks) and reduce-scatters them back at the rate of a collective, whatever the routing.
@@ -109,8 +108,7 @@ def dispatch(
         hybridep=_flex(machine, topology, model, c["hybridep_fraction"], one, ep, etp) * load,
         allgather=gathered,
     )
-    shown = 1.0 - c["ep_overlap_hidden"] * np.asarray(ep_overlap, float)
-    return Pass(2.0 * seconds * shown, 2.0 * seconds * shown).where(_communicates(ep, etp, dispatcher))
+    return Pass(2.0 * seconds, 2.0 * seconds).where(_communicates(ep, etp, dispatcher))
 
 
 def _communicates(ep: Any, etp: Any, dispatcher: Any) -> Any:

@@ -8,14 +8,20 @@ from mbsolve.constraints.job import Job
 from mbsolve.constraints.time.attention import norm_ops
 from mbsolve.constraints.time.dispatch import (
     choose,
-    dispatch,
     dispatch_launches,
     expert_tensor_launches,
     expert_tensor_parallel,
     routed_tokens,
 )
+from mbsolve.constraints.time.experts import (
+    expert_activation,
+    expert_launches,
+    experts,
+    quantise_experts,
+)
 from mbsolve.constraints.time.ffn import ACTIVATION_LAUNCHES, ffn_activation, ffn_linears, ffn_quantise
 from mbsolve.constraints.time.ops import Op, Part
+from mbsolve.constraints.time.overlap import exposed_dispatch
 from mbsolve.constraints.time.rates import (
     BENCH,
     CHOSEN,
@@ -168,57 +174,6 @@ def latent_launches(job: Job, model: Model, machine: Machine) -> Pass:
     return gemm_launches(job, machine, 1.0) if model.moe_latent_size else NOTHING
 
 
-def experts(
-    job: Job,
-    model: Model,
-    machine: Machine,
-    tp: Any,
-    cp: Any,
-    ep: Any,
-    etp: Any,
-    mbs: Any,
-    sequence_parallel: Any,
-) -> Pass:
-    """Grouped linear layers of the local experts; few tokens an expert leave them bound by their weights.
-
-    Expert tensor parallelism divides the width and gathers the tokens of ``etp`` ranks.
-    """
-    if not model.is_moe:
-        return NOTHING
-    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
-    local = (model.num_experts or 0) / ep
-    return ffn_linears(
-        job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width, local
-    )
-
-
-def quantise_experts(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, etp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Quantising the operands of the experts; the fused expert MLP does it inside its own kernels."""
-    if not model.is_moe or job.settings.op_fuser:
-        return NOTHING
-    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
-    return ffn_quantise(job, model, machine, m, (model.moe_ffn_hidden_size or 0) / etp, model.routed_width)
-
-
-def expert_launches(job: Job, model: Model, machine: Machine, ep: Any) -> Pass:
-    """Framework ops of the grouped linear layers, with a share for each local expert unless fused."""
-    more = 0.0 if job.settings.op_fuser else machine.calibration["expert_launch_ops"]
-    return gemm_launches(job, machine, 2.0 * (1.0 + more * (model.num_experts or 0) / ep))
-
-
-def expert_activation(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, etp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Activation of the routed experts."""
-    if not model.is_moe:
-        return NOTHING
-    m = routed_tokens(job, model, tp, cp, mbs, sequence_parallel) * etp
-    width = (model.moe_ffn_hidden_size or 0) / etp
-    return ffn_activation(model, machine, m, width, model.routed_width, moe=True)
-
-
 # Graph scope ``moe`` and recompute module ``moe`` cover the whole sub-block after its norm. The dispatch index
 # is built again with it, but no checkpoint of its own wraps it.
 _ROUTER_GRAPH: Final = ("moe_router", "moe")
@@ -242,7 +197,7 @@ MOE_OPS: Final = (
     Op("quantise", "moe", "latent_in", quantise_latent_in, NOTHING, CHOSEN, _PREPROCESS),
     Op("host", "moe", "preprocess", None, preprocess_launches, FIT, _PREPROCESS),
     Op("elementwise", "moe", "permute", permute, permute_launches, FIT, _PERMUTE),
-    Op("ep", "moe", "dispatch", dispatch, dispatch_launches, FIT, _DISPATCH),
+    Op("ep", "moe", "dispatch", exposed_dispatch, dispatch_launches, FIT, _DISPATCH),
     Op("ep", "moe", "expert_tensor", expert_tensor_parallel, expert_tensor_launches, CHOSEN, _DISPATCH),
     Op("gemm", "moe", "experts", experts, expert_launches, FIT, _EXPERTS),
     Op("quantise", "moe", "experts", quantise_experts, NOTHING, CHOSEN, _EXPERTS),
