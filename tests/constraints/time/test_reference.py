@@ -51,10 +51,11 @@ def departs(row: dict[str, Any]) -> set[str]:
     """Classes of device time in which the law departs from the reference on purpose.
 
     Ring attention pays for the sums and copies of its steps, and kernels after an all-to-all run over whole sequences; NVFP4 reads an operand once more to rotate and scale it;
-    collectives across domains reach another share than inside one.
+    collectives across domains reach another share than inside one; EP overlap hides no more than there is to compute.
     """
     ring = row["plan"]["cp"] > 1 and row["settings"]["cp_comm_type"] != "a2a"
     apart = {"elementwise", "cp"} if ring else {"attention", "cp"} if row["plan"]["cp"] > 1 else set()
+    apart |= {"ep"} if row["plan"]["ep_overlap"] else set()
     return apart | ({"quantise"} if row["precision"] == "nvfp4" else set())
 
 
