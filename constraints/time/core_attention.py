@@ -73,8 +73,8 @@ def _exchange(
     """Exposed exchange of context parallelism.
 
     All-to-all swaps queries, keys, values and the output before and after, and hides nothing. The ring passes
-    keys and values on (their gradients back), behind the attention of the previous step; all-gather and the
-    hierarchical exchange are priced as the ring.
+    keys and values on (their gradients back), behind the attention of the previous step; all-gather moves the same
+    bytes before the attention starts. The hierarchical exchange, which a rule refuses, is priced as the ring.
     """
     every, rate = tokens(job, cp, mbs), collective_rate(machine, topology, cp, tp)
     heads, (query, value) = model.num_attention_heads, head_widths(model)
@@ -83,6 +83,8 @@ def _exchange(
         return Pass(swapped, swapped).where(np.asarray(cp) > 1)
     widths = heads * (query + value) if model.mla else 2 * model.num_query_groups * model.head_dim
     ring = 2.0 * every * widths / tp * (cp - 1) / rate
+    if job.settings.cp_comm_type == "all_gather":
+        return Pass(ring, 2.0 * ring).where(np.asarray(cp) > 1)
     hidden = RING_HIDDEN * (cp - 1) / cp
     forward = np.maximum(RING_EXPOSED * ring, ring - hidden * attention.forward)
     backward = np.maximum(RING_EXPOSED * ring, 2.0 * ring - hidden * attention.backward)
@@ -113,7 +115,7 @@ def merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) 
     with half of its queries: a sum over outputs or gradients reads two tensors and writes one (6 bytes an element)
     of which three quarters take part, and half of the operands are made contiguous first (4 bytes).
     """
-    if job.settings.cp_comm_type == "a2a":
+    if job.settings.cp_comm_type in ("a2a", "all_gather"):
         return NOTHING
     heads, (query, value) = model.num_attention_heads / tp, head_widths(model)
     groups = heads if model.mla else model.num_query_groups / np.minimum(tp, model.num_query_groups)
@@ -131,6 +133,7 @@ def window_merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs
 
 
 def exchange_launches(job: Job, cp: Any) -> Pass:
-    """Framework ops of the exchange: four all-to-alls, or those of each ring step with its attention and sums."""
-    ops = Pass(4.0, 4.0) if job.settings.cp_comm_type == "a2a" else Pass(3.0 * cp, 5.0 * cp)
+    """Framework ops of the exchange: four collectives, or those of each ring step with its attention and sums."""
+    at_once = job.settings.cp_comm_type in ("a2a", "all_gather")
+    ops = Pass(4.0, 4.0) if at_once else Pass(3.0 * cp, 5.0 * cp)
     return ops.where(np.asarray(cp) > 1)
