@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import yaml
@@ -86,7 +86,7 @@ class Fit:
         found = least_squares(
             residuals,
             inside,
-            slopes,
+            jac=slopes,  # pyright: ignore[reportArgumentType]
             bounds=(low, high),
             loss="soft_l1",
             f_scale=self.plan.tail,
@@ -176,21 +176,14 @@ def main(dry: bool, quick: bool) -> int:
     print(f"ratios of one-knob pairs: {summary(ratios)}")
     print(f"judged rows, before: {summary(fit.errors(judged, before))}")
     print(f"judged rows, after:  {summary(fit.errors(judged))}")
-    if len(spread):
-        at = {run.id: error for run, error in zip(runs, folds, strict=True)}
-        print(
-            f"judged rows, each cell predicted from the others: {summary(np.array([at[run.id] for run in judged]))}"
-        )
-    if not dry and not quick:
+    if quick:
+        return 0
+    at = {run.id: error for run, error in zip(runs, folds, strict=True)}
+    outside = np.array([at[run.id] for run in judged])
+    print(f"judged rows, each cell predicted from the others: {summary(outside)}")
+    if not dry:
         _write(plan, fit, len(runs))
-        inside = np.abs(fit.errors(judged))
-        outside = np.abs([at[run.id] for run in judged])
-        _record(
-            plan,
-            fit,
-            spread,
-            {"rows": len(judged), "fitted": inside, "unseen": outside, "ratios": np.abs(ratios)},
-        )
+        _record(plan, fit, spread, {"fitted": fit.errors(judged), "unseen": outside, "ratios": ratios})
     return 0
 
 
@@ -219,16 +212,16 @@ def _write(plan: Plan, fit: Fit, rows: int) -> None:
             print(f"hardware/data/{name}.yaml written")
 
 
-def _record(plan: Plan, fit: Fit, spread: Floats, found: Mapping[str, Any]) -> None:
+def _record(plan: Plan, fit: Fit, spread: Floats, found: Mapping[str, Floats]) -> None:
     """Keep what was found, for the accuracy page and the error bars."""
     errors = {
         name: {
-            "median": round(float(np.median(found[name])), 4),
-            "mean": round(float(np.mean(found[name])), 4),
-            "p90": round(float(np.quantile(found[name], 0.9)), 4),
-            "rows": len(found[name]),
+            "median": round(float(np.median(size)), 4),
+            "mean": round(float(np.mean(size)), 4),
+            "p90": round(float(np.quantile(size, 0.9)), 4),
+            "rows": len(size),
         }
-        for name in ("fitted", "unseen", "ratios")
+        for name, size in ((name, np.abs(signed)) for name, signed in found.items())
     }
     constants = [
         {

@@ -8,13 +8,13 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from mbsolve.constraints.check import broken_laws
+from mbsolve.constraints.error_bars import time_bar
 from mbsolve.constraints.evaluate import (
     anchored_step,
     plan_moments,
     priced,
     stage_memory,
 )
-from mbsolve.constraints.error_bars import time_bar
 from mbsolve.constraints.evaluation import StageMemory, TermValue
 from mbsolve.constraints.memory.catalogue import MEMORY_TERMS
 from mbsolve.constraints.memory_classes import class_of

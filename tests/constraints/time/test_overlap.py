@@ -30,7 +30,7 @@ def test_it_hides_no_more_than_is_computed(seq: int, ep: int, mbs: int, dispatch
         n.model_copy(update={"bytes_per_second": n.bytes_per_second * slow}) for n in MACHINE.networks
     )
     machine = MACHINE.model_copy(update={"networks": networks})
-    job = Job(model=MODEL, machine=machine, gpus=64, seq_len=seq, gbs=512)
+    job = Job(model=MODEL, machine=machine, gpus=64, seq_len=seq, gbs=512, gpus_per_node=8)
     where = (job, MODEL, machine, job.topology)
     plain = dispatch(*where, 1, 1, ep, 1, mbs, False, dispatcher)
     off = exposed_dispatch(*where, 1, 1, ep, 1, mbs, False, False, dispatcher)
