@@ -38,7 +38,6 @@ BARS = ROOT / "constraints" / "data" / "accuracy.yaml"
 BEGIN, END = "<!-- begin tables: python benchmarks/accuracy.py -->", "<!-- end tables -->"
 LIMITS = ROOT / "tests" / "house" / "accuracy.json"
 WORST = 10
-MEASURED = (*TUNED, "probe")
 FITTED = ROOT / "benchmarks" / "data" / "fitted.yaml"
 BY_CLASS = (
     "Rows of trusted tiers whose knobs are recorded, each in the first class that holds it "
@@ -181,11 +180,11 @@ def bars(found: Validation) -> str:
         lines.append(f"  {name}: {{mean: {e.mean:.3f}, rows: {e.rows}}}")
     open_ = [r for r in found.rows if r.tier in TUNED and not r.knobs_recorded and r.time_error is not None]
     e = errors_of([r.time_error for r in open_ if r.time_error is not None])
-    machines = {r.hardware for r in found.rows if r.tier in MEASURED and r.time_error is not None}
+    machines = {r.hardware for r in found.rows if r.tier in TUNED and r.time_error is not None}
     lines += [
         "  # Runs that do not record their dispatcher or their graphs.",
         f"  unrecorded: {{mean: {e.mean:.3f}, rows: {e.rows}}}",
-        "# Machines on which step times were measured.",
+        "# Machines on which whole steps of tuned runs were timed.",
         f"measured_machines: [{', '.join(sorted(machines))}]",
         "# The constants were fitted on such rows. Predicting each cell (model, hardware) from the others made their mean error",
         f"# {unseen['mean']:.1%} where it is {inside['mean']:.1%} inside the fit (benchmarks/fit.py).",

@@ -198,14 +198,16 @@ def _cards(plan: Plan) -> Floats:
 
 
 def _write(plan: Plan, fit: Fit, rows: int) -> None:
+    seen = {run.job.machine.name for run in fit.runs}
     for name in machine_names():
         mine = {}
+        over = "" if name in seen else f"; taken over, not measured on an {name.upper()}"
         for k, p in enumerate(plan.parameters):
             if name in p.machines and p.constant in load_machine(name).calibration:
                 bound = ", at its bound" if fit.at_bound(k) else ""
                 source = (
                     f"benchmarks/fit.py on {rows} measured rows, standard error {fit.errors_of_values[k]:.2g}, "
-                    f"bounds {p.low:.3g} to {p.high:.3g}{bound}"
+                    f"bounds {p.low:.3g} to {p.high:.3g}{bound}{over}"
                 )
                 mine[p.constant] = (float(fit.values[k]), source)
         if rewrite(CARDS / f"{name}.yaml", mine):

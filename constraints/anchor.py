@@ -16,14 +16,17 @@ class Anchor(BaseModel):
     ----------
     factor : measured over predicted step time of the run, above 0.
     by : the file that the run stands in.
+    doubts : laws that the run breaks here, though it ran.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: float = Field(gt=0, allow_inf_nan=False)
     by: str
+    doubts: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """The factor and where it is from: "anchored: x1.07 by RUN.yaml"."""
-        return f"anchored: x{self.factor:.3g} by {self.by}"
+        doubts = f", which breaks {', '.join(self.doubts)} here" if self.doubts else ""
+        return f"anchored: x{self.factor:.3g} by {self.by}{doubts}"

@@ -71,7 +71,10 @@ def never_timed(job: Job) -> str | None:
     machine = job.machine
     if machine.name in _accuracy()["measured_machines"]:
         return None
-    return f"no run on {machine.title} was measured: its efficiencies are those of the family {machine.calibration_family}"
+    return (
+        f"no whole step on {machine.title} was timed: its efficiencies are those of its card, of the family "
+        f"{machine.calibration_family}"
+    )
 
 
 def pair_error() -> float:

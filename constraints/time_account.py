@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mbsolve.constraints.anchor import Anchor
 from mbsolve.constraints.error_bars import time_bar
 from mbsolve.constraints.evaluate import pass_terms, priced, rank_counts, step_parts
 from mbsolve.constraints.evaluation import TermValue, TimeBar
@@ -96,6 +97,7 @@ class TimeAccount(_Data):
     host_bound : whether some pass of the slowest rank is host-bound.
     error : how far the step time may be off.
     flops : in the stack's own counting.
+    anchor : the measured run that all seconds are scaled by; None for none.
     """
 
     step_seconds: float
@@ -108,6 +110,7 @@ class TimeAccount(_Data):
     host_bound: bool
     error: TimeBar
     flops: FlopCount
+    anchor: Anchor | None = None
 
 
 def time_account(job: Job, plan: Plan) -> TimeAccount:
@@ -166,6 +169,7 @@ def time_account(job: Job, plan: Plan) -> TimeAccount:
             peak_tflops=peak / 1e12,
             convention=CONVENTION,
         ),
+        anchor=job.anchor,
     )
 
 

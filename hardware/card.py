@@ -184,6 +184,15 @@ class Machine(BaseModel):
                 raise ValueError(
                     f"supported_precisions has {precision}, but matrix_flops lacks {PRECISION_CLASS[precision]}."
                 )
+        for name, value in self.calibration.items():
+            divides = name.endswith(("_fraction", "_ratio", "_factor", "_per_second", "_length"))
+            if value == 0 and divides and "exposed" not in name:
+                raise ValueError(
+                    f"calibration has {name} 0, but the time model divides by it: it must be above 0."
+                )
+            share = name.endswith(("_fraction", "_hidden", "_left", "_exposed"))
+            if value > 1 and share:
+                raise ValueError(f"calibration has {name} {value:g}, but it is a share: at most 1.")
         absent = {f"gemm_{form}_fraction" for form in ("fp8", "fp4") if form not in self.matrix_flops}
         wanted = [name for name in CALIBRATION if name not in absent]
         for name in wanted:

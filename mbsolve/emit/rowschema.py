@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["OddRowError", "probe_fields", "published_fields"]
+__all__ = ["OddRowError", "probe_fields", "published_fields", "published_names"]
 
 # More GPUs or tokens than this are a slip of the pen.
 MOST = 2**40
@@ -137,6 +137,11 @@ def _fields(schema: type[_Row], raw: Mapping[str, Any]) -> dict[str, Any]:
         if first["type"] == "missing":
             raise OddRowError(f"the row lacks {field}") from error
         raise OddRowError(f"the row has an odd {field}: {str(first['input'])[:40]!r}") from error
+
+
+def published_names() -> tuple[str, ...]:
+    """The names of the fields that are read of a published measurement."""
+    return tuple(_Published.model_fields)
 
 
 def published_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mbsolve.constraints.anchor import Anchor
 from mbsolve.constraints.job import Job
@@ -14,6 +14,11 @@ from mbsolve.errors import InputError
 from mbsolve.judge.answers import evaluate_case
 from mbsolve.judge.cases import Case, read_cases
 from mbsolve.models.card import Model
+
+# Fields of a model that say where it is from, not what it is.
+ABOUT: Final = ("sources", "source", "title", "aliases", "published_params")
+# The runs on record that tell the least of how they ran are within 4 times of what is predicted.
+FARTHEST: Final = 10.0
 
 __all__ = ["Run", "anchor_case", "anchor_job", "read_run", "scaled_by"]
 
@@ -40,7 +45,7 @@ class Run:
             return (
                 f"the anchor {self.anchor.by} ran on {self.job.machine.name}, but this is {job.machine.name}"
             )
-        if job.model == self.job.model:
+        if not _differing(self.job.model, job.model):
             return None
         ours, theirs = job.model, self.job.model
         if ours.name != theirs.name:
@@ -48,12 +53,18 @@ class Run:
         return f"the anchor {self.anchor.by} is a run of another {ours.name}: {_difference(theirs, ours)}"
 
 
+def _differing(theirs: Model, ours: Model) -> list[str]:
+    """Fields in which two models differ; where a card is from is none of them."""
+    names = [name for name in type(ours).model_fields if name not in ABOUT]
+    return [name for name in names if getattr(theirs, name, None) != getattr(ours, name, None)]
+
+
 def _difference(theirs: Model, ours: Model) -> str:
     """The first fields that two models of one name differ in."""
-    pairs = [
-        (name, getattr(theirs, name, None), getattr(ours, name, None)) for name in type(ours).model_fields
+    differ = [
+        f"{name} {getattr(theirs, name, None)!r} there and {getattr(ours, name)!r} here"
+        for name in _differing(theirs, ours)
     ]
-    differ = [f"{name} {a!r} there and {b!r} here" for name, a, b in pairs if a != b]
     return ", ".join(differ[:3]) or "its dimensions are not all known"
 
 
@@ -79,7 +90,14 @@ def read_run(path: str | Path, given: Given | None = None) -> Run:
     if found.evaluation is None:
         raise InputError(f"The anchor {path} cannot be evaluated: {found.reason}.")
     predicted = found.evaluation.step_seconds
-    return Run(case.job, measured, predicted, Anchor(factor=measured / predicted, by=str(path)))
+    factor = measured / predicted
+    if not 1 / FARTHEST <= factor <= FARTHEST:
+        raise InputError(
+            f"The anchor {path}: step_seconds is {measured:g}, {factor:.3g} times the predicted {predicted:.4g} seconds, but "
+            f"a run of this job is within {FARTHEST:g} times of it."
+        )
+    doubts = tuple(dict.fromkeys(v.rule for v in found.violations))
+    return Run(case.job, measured, predicted, Anchor(factor=factor, by=str(path), doubts=doubts))
 
 
 def _seconds(path: str | Path, value: Any) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mbsolve.emit.jobfile import parse
-from mbsolve.errors import InputError
+from mbsolve.emit.rowschema import published_names
+from mbsolve.errors import InputError, did_you_mean
 from mbsolve.faults import wanted
 
 __all__ = ["BESIDE", "PairGroup", "Twin", "pairs_beside", "read_pairs"]
@@ -64,11 +65,20 @@ def read_pairs(path: str | Path) -> tuple[PairGroup, ...]:
     except UnicodeDecodeError as error:
         raise InputError(f"The file {path} is not text in UTF-8.") from error
     try:
-        return _File.model_validate(parse(path, text)).groups
+        groups = _File.model_validate(parse(path, text)).groups
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InputError(f"{path}: {field} is {first['input']!r}, but {wanted(first)}.") from error
+    known = published_names()
+    for group in groups:
+        for name in group.assumed:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise InputError(
+                    f"{path}: group {group.name!r} assumes {name!r}, but rows have no such field{hint}"
+                )
+    return groups
 
 
 def pairs_beside(path: str | Path) -> tuple[PairGroup, ...]:

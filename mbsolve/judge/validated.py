@@ -44,6 +44,9 @@ def validated(
     groups = read_pairs(pairs) if pairs is not None else ()
     if pairs is None and time:
         groups = tuple(group for folder in _folders(files) for group in pairs_beside(folder))
+    ids = {row.id for row in rows}
+    if pairs is not None and not any({twin.a, twin.b} <= ids for group in groups for twin in group.pairs):
+        raise InputError(f"{pairs} has no pair of which both rows are in the files.")
     results = [validate_row(row, time=time, memory=memory, run=run) for row in progress(rows)]
     found = predicted_pairs(rows, results, groups, run) if time else []
     return validation(results, found, None if run is None else _anchored(run, results))

@@ -55,6 +55,7 @@ def time_report(account: TimeAccount, graphs: GraphHelp | None, width: int, *, c
     if host:
         parts.append(Text("\n".join(["Host:", *(wrap(line, width, "  ", "    ") for line in host)])))
     last = [
+        *([f"{account.anchor.words}."] if account.anchor is not None else []),
         f"{flops_text(account.flops)}.",
         f"{account.error.words}; two plans of one job within {pair_error():.1%} are a tie.",
     ]

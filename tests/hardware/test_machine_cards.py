@@ -99,14 +99,13 @@ def test_facts_of_the_cards() -> None:
     assert gb200.scaleout_network.gpus is None
     b300, gb300 = load_machine("b300"), load_machine("gb300")
     assert b300.compute_capability == gb300.compute_capability == (10, 3)
-    assert b300.calibration["gemm_bf16_fraction"] == gb300.calibration["gemm_bf16_fraction"] == 0.756
+    assert b300.calibration["gemm_bf16_fraction"] == gb300.calibration["gemm_bf16_fraction"]
     assert (b300.calibration["host_op_seconds"], gb300.block_gpus) == (
         h100.calibration["host_op_seconds"],
         64,
     )
     assert h100.calibration["fp8_block_factor"] == 0.88
-    assert h100.calibration["host_op_seconds"] == pytest.approx(83.9e-6)
-    assert gb200.calibration["host_op_seconds"] == pytest.approx(94.5e-6)
+    assert 5e-5 < h100.calibration["host_op_seconds"] < gb200.calibration["host_op_seconds"] < 2e-4
     assert "nvfp4" not in h100.supported_precisions and "nvfp4" in gb200.supported_precisions
 
 
@@ -130,7 +129,7 @@ def test_every_family_has_a_card_to_take_from() -> None:
 
 
 def test_what_is_not_measured_says_so() -> None:
-    for name in ("a100-80gb", "h20"):
+    for name in ("a800-80gb", "h20"):
         sources = load_machine(name).sources
         assert all(
             "not measured on an" in sources[f"calibration.{c}"] for c in ("graph_left", "kernel_seconds")
@@ -161,6 +160,11 @@ def test_an_ampere_machine_has_bf16_alone() -> None:
         ({"matrix_flops": {"fp8": 1e15}}, "matrix_flops lacks bf16"),
         ({"calibration": {"speed": 1.0}}, "calibration has speed"),
         ({"calibration": None}, "calibration is None"),
+        (
+            {"calibration": {"gemm_bf16_fraction": 0}},
+            "gemm_bf16_fraction 0, but the time model divides by it",
+        ),
+        ({"calibration": {"ep_overlap_hidden": 1.5}}, "ep_overlap_hidden 1.5, but it is a share: at most 1"),
         ({"source": []}, "source is []"),
     ],
 )

@@ -137,10 +137,46 @@ def test_a_solve_keeps_its_plans_and_scales_their_times(
     for one, other in zip(plain["plans"], scaled["plans"], strict=True):
         seconds = one["evaluation"]["step_seconds"], other["evaluation"]["step_seconds"]
         assert seconds[1] == pytest.approx(seconds[0] * run.anchor.factor)
-        assert other["evaluation"]["anchor"] == {"factor": run.anchor.factor, "by": run.anchor.by}
+        assert other["evaluation"]["anchor"] == {
+            "factor": run.anchor.factor,
+            "by": run.anchor.by,
+            "doubts": [],
+        }
 
 
 def test_memory_alone_takes_no_anchor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = written(tmp_path, "run.yaml", RUN)
     assert main(["evaluate", run, "--memory", "--anchor", run]) == 2
     assert "--anchor corrects times" in capsys.readouterr().err
+
+
+def test_a_run_in_milliseconds_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "run.yaml", RUN.replace("15.0", "15000.0"))
+    with pytest.raises(InputError, match="within 10 times"):
+        read_run(path)
+
+
+def test_a_run_that_breaks_a_law_is_taken_with_its_doubt(tmp_path: Path) -> None:
+    """What ran is believed, and what speaks against it is told wherever the anchor is."""
+    path = written(tmp_path, "run.yaml", RUN + "mbs: 3\n")
+    run = read_run(path)
+    assert run.anchor.doubts and all(law in run.anchor.words for law in run.anchor.doubts)
+
+
+def test_the_picture_of_a_step_names_its_anchor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, job = written(tmp_path, "run.yaml", RUN), written(tmp_path, "job.yaml", JOB)
+    words = read_run(run).anchor.words
+    assert main(["evaluate", job, "--anchor", run, "--time"]) == 0
+    assert words.split(" by ")[0] in capsys.readouterr().out
+    assert main(["evaluate", job, "--anchor", run, "--time", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["time"]["anchor"]["by"] == run
+
+
+def test_where_a_card_is_from_makes_no_other_model(tmp_path: Path) -> None:
+    """A model written out is the same model; one with a changed size is not, and the sentence is short."""
+    run = read_run(written(tmp_path, "run.yaml", RUN))
+    same = run.job.model.model_copy(update={"sources": {}, "published_params": None})
+    assert run.other_than(run.job.model_copy(update={"model": same})) is None
+    cut = run.job.model.model_copy(update={"num_layers": 24, "sources": {}})
+    said = run.other_than(run.job.model_copy(update={"model": cut}))
+    assert said is not None and "num_layers" in said and len(said) < 300

@@ -218,6 +218,10 @@ def test_a_pair_of_one_configuration_is_not_modelled(
         ("groups: [{name: x, pairs: [{a: a, factor: f}]}]", "groups.0.pairs.0.b"),
         ("groups: 3", "groups is 3"),
         ("{", "not valid YAML"),
+        (
+            "groups: [{name: x, assumed: {dispatchr: deepep}, pairs: []}]",
+            "rows have no such field; did you mean 'dispatcher'?",
+        ),
     ],
 )
 def test_an_odd_file_of_pairs_is_a_sentence(
