@@ -91,7 +91,7 @@ def _step(p: Priced) -> int:
         bd, bh = _row(p, "backward_device", counts), _row(p, "backward_host", counts)
         total = soft_max_quanta(fd, fh) + soft_max_quanta(bd, bh) + _row(p, "transfer", counts)
         if i == 0:
-            windows = (bd, fd)
+            windows = (max(bd, bh), max(fd, fh))
         totals.append(total)
         bubble += bubble_weight(plan.pp, plan.vpp, ranks) * total
     once = {"one": 1}

@@ -223,8 +223,8 @@ class Master(Decisions):
         m, out = self.model, []
         pp, vpp = self.shapes.array("pp"), self.shapes.array("vpp")
         for name, window, overlapped in (
-            ("grad_reduce", "backward_device", self.job.settings.overlap_grad_reduce),
-            ("param_gather", "forward_device", self.job.settings.overlap_param_gather),
+            ("grad_reduce", "backward", self.job.settings.overlap_grad_reduce),
+            ("param_gather", "forward", self.job.settings.overlap_param_gather),
         ):
             total = self._total([name], "seconds").constant
             wait = m.new_int_var(0, most, name)
@@ -233,13 +233,20 @@ class Master(Decisions):
                 always = ceil_div(permille_up(share) * int(total[j]), PERMILLE)
                 if always:
                     m.add(wait >= always).only_enforce_if(self.shape[j])
-                constant, lits, deltas = first[window].of(j)
-                shortest = constant + sum(d for d in deltas if d < 0)
-                room = PERMILLE * int(total[j]) - permille_down(hides) * constant
-                if room + permille_down(hides) * (constant - shortest) > PERMILLE * always:
-                    form = cp_model.LinearExpr.weighted_sum(
-                        [*lits, wait], [*(permille_down(hides) * d for d in deltas), PERMILLE]
-                    )
-                    m.add(form >= room).only_enforce_if(self.shape[j])
+                needed = []
+                for side in ("device", "host"):
+                    constant, lits, deltas = first[f"{window}_{side}"].of(j)
+                    shortest = constant + sum(d for d in deltas if d < 0)
+                    room = PERMILLE * int(total[j]) - permille_down(hides) * constant
+                    if room + permille_down(hides) * (constant - shortest) > PERMILLE * always:
+                        form = cp_model.LinearExpr.weighted_sum(
+                            [*lits, wait], [*(permille_down(hides) * d for d in deltas), PERMILLE]
+                        )
+                        needed.append(form >= room)
+                if len(needed) == 2:
+                    # Behind the longer of the two: the solver picks which one hides, and the better one serves it best.
+                    by_host = m.new_bool_var(f"{name} behind the host {j}")
+                    m.add(needed[0]).only_enforce_if(self.shape[j], ~by_host)
+                    m.add(needed[1]).only_enforce_if(self.shape[j], by_host)
             out.append(wait)
         return out

@@ -95,6 +95,16 @@ class StagePass:
         return soft_max(self.backward_device, self.backward_host)
 
     @property
+    def forward_window(self) -> float:
+        """What a forward pass takes at least: behind it parameters can be gathered."""
+        return max(self.forward_device, self.forward_host)
+
+    @property
+    def backward_window(self) -> float:
+        """What a backward pass takes at least: behind it gradients can be reduced."""
+        return max(self.backward_device, self.backward_host)
+
+    @property
     def total(self) -> float:
         """One micro-batch, forward and backward, with its exposed transfer."""
         return self.forward + self.backward + self.transfer
@@ -134,7 +144,7 @@ def step_of(
 ) -> Step:
     """Step time of interleaved 1F1B: the slowest stage sets the pace, the bubble is the mean stage's.
 
-    Collectives of the gradients and parameters hide behind the first stage's device time of one micro-batch.
+    Collectives of the gradients and parameters hide behind passes of the first stage.
     """
     totals = [s.total for s in stages]
     slowest = max(range(len(totals)), key=totals.__getitem__)
@@ -143,8 +153,8 @@ def step_of(
     return Step(
         pipeline=microbatches * totals[slowest],
         bubble=(pp - 1) / vpp * sum(totals) / len(totals),
-        grad_reduce=exposed(grad_reduce, reduce_share, reduce_hides, stages[0].backward_device),
-        param_gather=exposed(param_gather, gather_share, gather_hides, stages[0].forward_device),
+        grad_reduce=exposed(grad_reduce, reduce_share, reduce_hides, stages[0].backward_window),
+        param_gather=exposed(param_gather, gather_share, gather_hides, stages[0].forward_window),
         tail=tail,
         slowest=slowest,
     )
