@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,7 @@ from mbsolve.judge.validation import GRIDS
 from mbsolve.models.card import Model
 
 Floats = NDArray[np.float64]
-PASS_ROWS: tuple[Row, ...] = (
-    "forward_device",
-    "forward_host",
-    "backward_device",
-    "backward_host",
-    "transfer",
-)
+PASS_ROWS: tuple[Row, ...] = tuple(cast(Row, f.name) for f in fields(StagePass))
 
 
 @dataclass

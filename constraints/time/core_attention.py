@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from mbsolve.constraints.job import Job
-from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, tokens
+from mbsolve.constraints.time.rates import NOTHING, Pass, collective_rate, stream_rate, tokens
 from mbsolve.hardware.card import Machine
 from mbsolve.hardware.topology import Topology
 from mbsolve.models.card import Model
@@ -123,7 +123,7 @@ def merge(job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any) 
     sums, copies = 6.0 * 0.75 * every, 4.0 * 0.5 * every
     forward = sums * heads * value + copies * heads * query
     backward = sums * (heads * query + groups * (query + value)) + copies * heads * (query + 2 * value)
-    stream = machine.hbm_bytes_per_second * machine.calibration["stream_fraction"]
+    stream = stream_rate(machine)
     return Pass(forward / stream, backward / stream).where(np.asarray(cp) > 1)
 
 

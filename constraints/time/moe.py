@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from mbsolve.constraints.job import Job
@@ -129,44 +130,20 @@ def permute_launches(dispatcher: Any) -> Pass:
     return Pass(ops, ops)
 
 
-def latent_in(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Projection into the experts' latent, whole on every rank."""
-    if model.moe_latent_size is None:
-        return NOTHING
-    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
-    return gemm(job, machine, own, model.moe_latent_size, model.hidden_size)
+def _latent(price: Callable[..., Pass], into: bool) -> Callable[..., Pass]:
+    """What a projection of tokens into the experts' latent, or out of it, costs by some price of a linear layer."""
 
+    def projection(
+        job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
+    ) -> Pass:
+        """Projection of tokens between the hidden and the experts' width, whole on every rank."""
+        latent, hidden = model.moe_latent_size, model.hidden_size
+        if latent is None:
+            return NOTHING
+        own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
+        return price(job, machine, own, *((latent, hidden) if into else (hidden, latent)))
 
-def latent_out(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Projection out of the experts' latent, of combined tokens."""
-    if model.moe_latent_size is None:
-        return NOTHING
-    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
-    return gemm(job, machine, own, model.hidden_size, model.moe_latent_size)
-
-
-def quantise_latent_in(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Quantising the operands of the projection into the latent."""
-    if model.moe_latent_size is None:
-        return NOTHING
-    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
-    return quantise(job, machine, own, model.moe_latent_size, model.hidden_size)
-
-
-def quantise_latent_out(
-    job: Job, model: Model, machine: Machine, tp: Any, cp: Any, mbs: Any, sequence_parallel: Any
-) -> Pass:
-    """Quantising the operands of the projection out of the latent."""
-    if model.moe_latent_size is None:
-        return NOTHING
-    own = sharded_tokens(job, tp, cp, mbs, sequence_parallel)
-    return quantise(job, machine, own, model.hidden_size, model.moe_latent_size)
+    return projection
 
 
 def latent_launches(job: Job, model: Model, machine: Machine) -> Pass:
@@ -193,8 +170,8 @@ MOE_OPS: Final = (
     Op("quantise", "moe", "shared_experts", quantise_shared, NOTHING, CHOSEN, _SHARED),
     Op("elementwise", "moe", "shared_experts", shared_activation, NOTHING, BENCH, _SHARED),
     Op("tp", "moe", "shared_experts", shared_collectives, shared_collective_launches, FIT, _SHARED),
-    Op("gemm", "moe", "latent_in", latent_in, latent_launches, CHOSEN, _PREPROCESS),
-    Op("quantise", "moe", "latent_in", quantise_latent_in, NOTHING, CHOSEN, _PREPROCESS),
+    Op("gemm", "moe", "latent_in", _latent(gemm, into=True), latent_launches, CHOSEN, _PREPROCESS),
+    Op("quantise", "moe", "latent_in", _latent(quantise, into=True), NOTHING, CHOSEN, _PREPROCESS),
     Op("host", "moe", "preprocess", None, preprocess_launches, FIT, _PREPROCESS),
     Op("elementwise", "moe", "permute", permute, permute_launches, FIT, _PERMUTE),
     Op("ep", "moe", "dispatch", exposed_dispatch, dispatch_launches, FIT, _DISPATCH),
@@ -202,6 +179,6 @@ MOE_OPS: Final = (
     Op("gemm", "moe", "experts", experts, expert_launches, FIT, _EXPERTS),
     Op("quantise", "moe", "experts", quantise_experts, NOTHING, CHOSEN, _EXPERTS),
     Op("elementwise", "moe", "expert_activation", expert_activation, ACTIVATION_LAUNCHES, FIT, _ACT),
-    Op("gemm", "moe", "latent_out", latent_out, latent_launches, CHOSEN, _POSTPROCESS),
-    Op("quantise", "moe", "latent_out", quantise_latent_out, NOTHING, CHOSEN, _POSTPROCESS),
+    Op("gemm", "moe", "latent_out", _latent(gemm, into=False), latent_launches, CHOSEN, _POSTPROCESS),
+    Op("quantise", "moe", "latent_out", _latent(quantise, into=False), NOTHING, CHOSEN, _POSTPROCESS),
 )

@@ -70,6 +70,11 @@ def gemm_rate(job: Job, machine: Machine, quantised: bool = True) -> float:
     return rate * (machine.calibration["fp8_block_factor"] if blockwise else 1.0)
 
 
+def stream_rate(machine: Machine) -> Any:
+    """Bytes a second of kernels that read and write long runs of memory."""
+    return machine.hbm_bytes_per_second * machine.calibration["stream_fraction"]
+
+
 def gemm(
     job: Job, machine: Machine, m: Any, n: Any, k: Any, *, groups: Any = 1, quantised: bool = True
 ) -> Pass:
@@ -79,7 +84,7 @@ def gemm(
     the weight gradient adds a read and a write of the main gradient (8 bytes a weight in FP32, 4 in BF16).
     """
     form = PRECISION_CLASS[job.precision] if quantised else "bf16"
-    stream = machine.hbm_bytes_per_second * machine.calibration["stream_fraction"]
+    stream = stream_rate(machine)
     arithmetic = 2.0 * m * n * k / gemm_rate(job, machine, quantised)
     weights = 1.0 * groups * n * k
     product = np.maximum(arithmetic, weights * WEIGHT_BYTES[form] / stream)
